@@ -153,6 +153,8 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="also write every number to this file")
     args = parser.parse_args()
     refuse_what_has_no_effect(parser, args)
+    if args.device == "cuda":  # compiled kernels on the disk are keyed without the kind of attention in them
+        os.environ.setdefault("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
     try:  # not before: the help and what is refused need none
         import torch
     except ImportError:
@@ -162,6 +164,8 @@ def main() -> None:
     gpu, seconds = args.device == "cuda", SECONDS if args.seconds is None else args.seconds
     if gpu and not torch.cuda.is_available():
         sys.exit("bench_pytorch: this PyTorch sees no GPU")
+    from sluice.bench_pytorch_models import compile_anew
+
     models = (args.model or ("1.7b" if gpu else "small,qwen")).split(",")
     torch.set_num_threads(args.threads)
     print(
@@ -182,6 +186,7 @@ def main() -> None:
             for variant, trial in trials.items():
                 training = None  # the memory of the one before
                 try:
+                    compile_anew()
                     training = trial()
                     for _ in range(3):
                         training.step()
@@ -209,6 +214,7 @@ def main() -> None:
             if not args.against:
                 continue
             training = None  # its memory first
+            compile_anew()
             training = trials[best]()
             for _ in range(3):
                 training.step()

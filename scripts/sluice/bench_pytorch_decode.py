@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from sluice.bench_pytorch_models import Block
+from sluice.bench_pytorch_models import Block, compile_anew
 
 # As in tools/bench/decode.cpp: precision, then layers, width, heads, kv heads, head_dim, FFN width, words, gate.
 DECODERS = {
@@ -113,6 +113,7 @@ def measure(compiled: bool, longest: int) -> dict[tuple[str, int, int], float]:
     speeds = {}
     for name in DECODERS:
         lengths = [1024 << i for i in range(8) if 1024 << i <= longest]
+        compile_anew()
         decoder = Decoder(name, longest + 64).eval()
         step = torch.compile(decoder, dynamic=True) if compiled else decoder
         for length in lengths:

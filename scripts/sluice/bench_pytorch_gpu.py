@@ -1,7 +1,8 @@
 """Training steps on a GPU in PyTorch, beside `sluice bench step --device cuda`: scripts/bench_pytorch --device cuda.
 
 Models are those of tools/bench/step.cpp: 16,384 tokens in a micro-batch, 8 micro-batches in a step. Weights are f32 under bf16
-autocast, or bf16 with an f32 copy that AdamW updates, as Sluice keeps them. Each block is compiled by itself, or none; attention is
+autocast, or bf16 with an f32 copy that AdamW updates, as Sluice keeps them; their gradients are summed over the micro-batches in
+bf16, where Sluice sums in f32, which spares PyTorch half of those bytes. Each block is compiled by itself, or none; attention is
 cuDNN's or FlashAttention's; the output head and its loss work on chunks of rows, since whole logits would take 15 GB; AdamW is
 fused; gradients are clipped by their norm. A variant that does not fit into memory is reported as one that fails.
 """

@@ -13,6 +13,15 @@ import torch.nn.functional as F
 from sluice.bench_pytorch import MODELS, SAMPLES, SEQUENCE
 
 
+def compile_anew() -> None:
+    """Before each model: torch.compile keeps at most eight versions of a function, of whichever models, and runs what comes after
+    without compiling it; that is an error here, where the version of PyTorch can make it one."""
+    torch.compiler.reset()
+    limits = torch._dynamo.config
+    if hasattr(limits, "fail_on_recompile_limit_hit"):
+        limits.fail_on_recompile_limit_hit = True
+
+
 class Dense(torch.nn.Module):
     def __init__(self, width: int, ffn: int) -> None:
         super().__init__()

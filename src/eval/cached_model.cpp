@@ -68,6 +68,10 @@ CachedModel::~CachedModel() = default;
 
 int64_t CachedModel::cache_bytes() const { return memory_->high_water(); }
 
+int64_t CachedModel::cache_bytes_per_token() const {
+  return cache_bytes() / (sizes_.sequences * (sizes_.context + kSmallChunk));
+}
+
 int64_t CachedModel::activation_bytes() const {
   int64_t bytes = 0;
   for (const auto* passes : {&chunks_, &steps_})

@@ -159,6 +159,7 @@ TEST_CASE("memory of a long prompt is that of its cache and one chunk", "[cached
   // Two layers of keys and values, one head of 16 channels.
   CHECK(model.cache_bytes() >= 400 * 2 * 2 * 16 * 4);
   CHECK(model.cache_bytes() < 500 * 2 * 2 * 16 * 4);
+  CHECK(model.cache_bytes_per_token() == 2 * 2 * 16 * 4);
 }
 
 TEST_CASE("a context beyond the model's positions and a prompt beyond the context are refused",

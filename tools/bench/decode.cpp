@@ -70,7 +70,7 @@ void measure(nlohmann::json& rows, const Case& c, bool tiny, int64_t longest) {
   cached.prefill(0, std::span(tokens).first(static_cast<size_t>(std::min<int64_t>(longest, 513))));
   cached.truncate(0, 0);
   const auto weights = static_cast<double>(trained.num_parameters() * dtype_size(trained.dtype())),
-             token = static_cast<double>(cached.cache_bytes()) / static_cast<double>(kTogether * context);
+             token = static_cast<double>(cached.cache_bytes_per_token());
   double seconds = 0;
   for (int64_t length = tiny ? 64 : 1024; length <= longest; length *= 2) {
     const int64_t held = cached.length(0);
