@@ -14,7 +14,7 @@ from .looks import COLOURS, MARKERS
 from .runs import THRESHOLDS
 from .style import legend, new_figure
 from .tables import lr_points
-from .values import deviation, mean
+from .values import deviation, mean, mean_of_all
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,10 +33,12 @@ def colours_of(groups: list[Group]) -> Callable[[Group], str]:
 
 def plot_domains(groups: list[Group]) -> Figure | None:
     """A panel per domain, a line per group, a dot per seed; the dashed line is the first group, the baseline."""
-    groups = [g for g in groups if g.sound() and any(g.first.perplexities().values())]
-    names = []
+    measured = lambda group: [run for run in group.evaluated() if any(run.perplexities().values())]
+    groups = [g for g in groups if measured(g)]
+    names: list[str] = []
     for group in groups:
-        names += [n for n in group.first.perplexities() if n not in names]
+        for run in measured(group):
+            names += [n for n in run.perplexities() if n not in names]
     if len(names) < 2 or not groups:
         return None
     colour = colours_of(groups)
@@ -61,7 +63,7 @@ def plot_domains(groups: list[Group]) -> Figure | None:
             values = []
             for run in group.evaluated():
                 ppl = run.perplexities()
-                values.append(mean(ppl.values()) if name == panels[-1] else ppl.get(name))
+                values.append(mean_of_all(ppl.values()) if name == panels[-1] else ppl.get(name))
             values = [v for v in values if v is not None]
             if not values:
                 continue

@@ -143,7 +143,7 @@ def plot_imbalance(groups: list[Group]) -> Figure | None:
     """Colours are mechanisms; a run with the auxiliary loss has its mechanism's colour, dashed."""
     evaluated = lambda run: run.eval_series(lambda e: (e.get("analysis") or {}).get("imbalance"))
     averaged = lambda run: (run.heads("imbalance")[0], ema(run.heads("imbalance")[1]))
-    groups = [g for g in groups if g.first.heads("imbalance")[0] or evaluated(g.first)[0]]
+    groups = [g for g in groups if any(r.heads("imbalance")[0] or evaluated(r)[0] for r in g.runs)]
     if not groups:
         return None
     known: dict[tuple[Any, ...], int] = {}
@@ -159,7 +159,7 @@ def plot_imbalance(groups: list[Group]) -> Figure | None:
         balanced = group.variant.endswith(" balanced")
         name = group.label + seeds_text(group) if colour != GREY else "_other" if shown else "others"
         shown = shown or colour == GREY
-        logged = bool(group.first.heads("imbalance")[0])
+        logged = any(run.heads("imbalance")[0] for run in group.runs)
         for run in group.runs if logged and group.count() == 1 else []:
             axis.plot(*run.heads("imbalance"), color=colour, alpha=0.2, linewidth=0.8)
         for i, curve in enumerate(curves_of(group.runs, averaged if logged else evaluated)):

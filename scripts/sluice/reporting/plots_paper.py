@@ -168,7 +168,7 @@ def loss_differences(group: Group, base: Group) -> list[tuple[list[float], list[
 
 def plot_losses(groups: list[Group], runs: list[Run]) -> Figure | None:
     """Left: EMA .9 of the training loss; right: less the baseline's, at the same step and seed. Means over seeds."""
-    groups = [g for g in groups if not g.first.grey and len(g.first.series("loss")[0]) > 20]
+    groups = [g for g in groups if not g.first.grey and any(len(r.series("loss")[0]) > 20 for r in g.runs)]
     if not any(g.rows for g in groups):
         return None
     base = next((g for g in groups if g.variant == "plain" and g.rows), None)
