@@ -3,9 +3,10 @@
 #include <catch2/catch.hpp>
 #include <random>
 
+#include "comm/threads.h"
 #include "config/derived.h"
 #include "data/temporary.h"
-#include "train/trainer.h"
+#include "support/rank_loader.h"
 
 using namespace sluice;
 
@@ -37,22 +38,34 @@ struct Stream {
     config.train.global_batch_size = 2 * 840;  // divisible by every number of ranks up to 8
   }
   Blend blend() const { return Blend(config.data.train, kSeqLen, kDigits, false, 5); }
-  /// The numbers of the samples that `rank` of `ranks` trains on in a step, as the trainer asks for them.
-  void take(const Blend& data, int64_t step, int rank, int ranks, int64_t* out) const {
-    const int64_t mine = config.train.global_batch_size / config.train.micro_batch_size / ranks,
-                  rows = config.train.micro_batch_size;
-    std::vector<int32_t> tokens(static_cast<size_t>(rows * kSeqLen)), targets = tokens, positions = tokens,
-                                                                      first_key = tokens;
-    for (int64_t i = 0; i < mine; ++i) {
-      data.fill(first_sample(config, step, rank * mine + i), rows, tokens.data(), targets.data(),
-                positions.data(), first_key.data());
-      for (int64_t r = 0; r < rows; ++r) {
-        int64_t number = 0;
-        for (int64_t k = 0; k < kSeqLen; ++k)
-          number = number * kDigits + tokens[static_cast<size_t>(r * kSeqLen + k)];
-        *out++ = number;
-      }
+  /// The numbers that the tokens of samples say.
+  static void numbers(const int32_t* tokens, int64_t samples, int64_t* out) {
+    for (int64_t i = 0; i < samples; ++i) {
+      int64_t number = 0;
+      for (int64_t k = 0; k < kSeqLen; ++k) number = number * kDigits + *tokens++;
+      out[i] = number;
     }
+  }
+  /// The numbers of all samples of a step, in the order of the data themselves.
+  void whole_step(const Blend& data, int64_t step, int64_t* out) const {
+    const int64_t batch = config.train.global_batch_size;
+    std::vector<int32_t> tokens(static_cast<size_t>(batch * kSeqLen)), targets = tokens, positions = tokens,
+                                                                       first_key = tokens;
+    data.fill(first_sample(config, step, 0), batch, tokens.data(), targets.data(), positions.data(),
+              first_key.data());
+    numbers(tokens.data(), batch, out);
+  }
+  /// Steps [first, last) as `ranks` ranks read them after a start: rank by rank, each its share of the batch.
+  void train(int ranks, int64_t first, int64_t last, int64_t* out) const {
+    const Blend data = blend();
+    const int64_t batch = config.train.global_batch_size, share = batch / ranks;
+    run_thread_ranks(ranks, [&](Communicator& world) {
+      test::RankLoader loader(config, data, world);
+      for (int64_t step = first; step < last; ++step) {
+        loader.samples.load(loader.ctx, step);
+        numbers(loader.tokens(step).data(), share, out + step * batch + world.rank() * share);
+      }
+    });
   }
 };
 
@@ -62,10 +75,10 @@ TEST_CASE("a million samples over fifty interruptions: none lost, repeated or re
   const Stream t;
   const int64_t batch = t.config.train.global_batch_size, steps = (1'000'000 + batch - 1) / batch,
                 total = steps * batch;
-  // Uninterrupted, on one rank.
+  // The order of the data, which knows of no ranks and no starts.
   std::vector<int64_t> whole(static_cast<size_t>(total)), trained(whole.size(), -1);
   const Blend data = t.blend();
-  for (int64_t s = 0; s < steps; ++s) t.take(data, s, 0, 1, whole.data() + s * batch);
+  for (int64_t s = 0; s < steps; ++s) t.whole_step(data, s, whole.data() + s * batch);
 
   std::mt19937 random(11);
   std::vector<int64_t> kills;
@@ -77,13 +90,9 @@ TEST_CASE("a million samples over fifty interruptions: none lost, repeated or re
   int64_t saved = 0;  // steps done in the newest checkpoint, the only state of a restart
   for (const int64_t kill : kills) {
     const int ranks = 1 + static_cast<int>(random() % 8);
-    const Blend after_restart = t.blend();
-    for (int64_t s = saved; s < kill; ++s) {
-      // The samples of a lost step are discarded with its weights.
-      for (int rank = 0; rank < ranks; ++rank)
-        t.take(after_restart, s, rank, ranks, trained.data() + s * batch + rank * (batch / ranks));
-      if ((s + 1) % kSaveEvery == 0) saved = s + 1;
-    }
+    // The samples of a lost step are discarded with its weights, and read again.
+    t.train(ranks, saved, kill, trained.data());
+    saved = kill / kSaveEvery * kSaveEvery;
   }
   CHECK(trained == whole);
 

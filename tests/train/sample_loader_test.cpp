@@ -8,38 +8,12 @@
 #include "comm/collective_errors.h"
 #include "comm/threads.h"
 #include "config/derived.h"
+#include "support/rank_loader.h"
 #include "support/tiny_training.h"
 
 using namespace sluice;
 using namespace sluice::test;
 using Catch::Contains;
-
-namespace {
-
-/// A loader with all that it needs, of one rank.
-struct Loader {
-  Loader(const Config& config, const Blend& data, Communicator& world, const MeshShape& shape = {})
-      : mesh(world, shape), plan(config, mesh, Device::cpu), samples(config, &data, plan, mesh) {
-    samples.allocate(memory, memory);
-  }
-  Arena memory{"samples", 1 << 20};
-  Context ctx{64};
-  Mesh mesh;
-  StepPlan plan;
-  SampleLoader samples;
-};
-
-std::vector<int32_t> tokens_of(const Loader& loader, int64_t step) {
-  std::vector<int32_t> tokens;
-  for (int64_t i = 0; i < loader.plan.micro_batches(); ++i) {
-    const Tensor t = loader.samples.micro_batch(step, i);
-    const auto* first = t.as<int32_t>();
-    tokens.insert(tokens.end(), first, first + t.numel() / 4);
-  }
-  return tokens;
-}
-
-}  // namespace
 
 TEST_CASE("ranks read the global batch in order, and count all of its targets", "[sample_loader]") {
   TinyTraining t;
@@ -47,7 +21,7 @@ TEST_CASE("ranks read the global batch in order, and count all of its targets", 
   t.config.data.document_mask = true;  // so that not every token is a target
   const Blend data = t.blend();
   const auto alone = make_local_communicator();
-  Loader one(t.config, data, *alone);
+  RankLoader one(t.config, data, *alone);
   std::mutex mutex;
   std::map<int, std::vector<int32_t>> parts;
   for (const int64_t step : {0, 3}) {
@@ -57,15 +31,15 @@ TEST_CASE("ranks read the global batch in order, and count all of its targets", 
     CHECK(targets < tokens_per_step(t.config));
     parts.clear();
     run_thread_ranks(2, [&](Communicator& world) {
-      Loader mine(t.config, data, world);
+      RankLoader mine(t.config, data, world);
       mine.samples.load(mine.ctx, step);
       const std::scoped_lock lock(mutex);
-      parts[world.rank()] = tokens_of(mine, step);
+      parts[world.rank()] = mine.tokens(step);
       if (mine.samples.counted_tokens(step) != targets) throw std::runtime_error("another number of targets");
     });
     std::vector<int32_t> all = parts[0];
     all.insert(all.end(), parts[1].begin(), parts[1].end());
-    CHECK(all == tokens_of(one, step));
+    CHECK(all == one.tokens(step));
   }
 }
 
@@ -73,13 +47,12 @@ TEST_CASE("ranks off the data axis read the same samples, which count once", "[s
   TinyTraining t;
   const Blend data = t.blend();
   const auto alone = make_local_communicator();
-  Loader one(t.config, data, *alone);
+  RankLoader one(t.config, data, *alone);
   one.samples.load(one.ctx, 2);
   run_thread_ranks(2, [&](Communicator& world) {
-    Loader mine(t.config, data, world, {.tensor = 2});
+    RankLoader mine(t.config, data, world, {.tensor = 2});
     mine.samples.load(mine.ctx, 2);
-    if (tokens_of(mine, 2) != tokens_of(one, 2) ||
-        mine.samples.counted_tokens(2) != one.samples.counted_tokens(2))
+    if (mine.tokens(2) != one.tokens(2) || mine.samples.counted_tokens(2) != one.samples.counted_tokens(2))
       throw std::runtime_error("other samples, or another number of them");
   });
 }
@@ -93,7 +66,7 @@ TEST_CASE("bad samples of one rank are an error of all, and are found again", "[
   std::mutex mutex;
   std::vector<std::string> errors;
   run_thread_ranks(2, [&](Communicator& world) {
-    Loader mine(t.config, world.rank() == 1 ? bad : good, world);
+    RankLoader mine(t.config, world.rank() == 1 ? bad : good, world);
     mine.samples.load_ahead(mine.ctx, 1);
     try {
       mine.samples.load(mine.ctx, 1);
@@ -111,14 +84,14 @@ TEST_CASE("a step is read once, and again after its samples were forgotten", "[s
   TinyTraining t;
   const Blend data = t.blend();
   const auto alone = make_local_communicator();
-  Loader mine(t.config, data, *alone);
+  RankLoader mine(t.config, data, *alone);
   mine.samples.load(mine.ctx, 0);
-  const std::vector<int32_t> read = tokens_of(mine, 0);
+  const std::vector<int32_t> read = mine.tokens(0);
   int32_t* first = mine.samples.micro_batch(0, 0).as<int32_t>();
   *first = -7;
   mine.samples.load(mine.ctx, 0);
   CHECK(*first == -7);
   mine.samples.forget();
   mine.samples.load(mine.ctx, 0);
-  CHECK(tokens_of(mine, 0) == read);
+  CHECK(mine.tokens(0) == read);
 }
