@@ -16,6 +16,20 @@ def reason():
     return "" if shutil.which("strace") else "no strace"
 
 
+def whole_calls(lines):
+    """The lines of strace, those of a call that another thread's interrupted put together again."""
+    begun = {}
+    for line in lines:
+        first = re.match(r"(\d+) +(.*?) *<unfinished \.\.\.>$", line)
+        rest = re.match(r"(\d+) +<\.\.\. \w+ resumed>(.*)$", line)
+        if first:
+            begun[first[1]] = first[2]
+        elif rest and rest[1] in begun:
+            yield f"{rest[1]} {begun.pop(rest[1])}{rest[2]}"
+        else:
+            yield line
+
+
 def audit(world, tally):
     run = world.run_folder("audited")
     log = os.path.join(world.folder, "calls")
@@ -27,7 +41,7 @@ def audit(world, tally):
             raise Failure(f"strace may not trace here: {done.stderr}")
         raise Failure(f"exit code {done.returncode}\n{done.stdout}{done.stderr}")
     with open(log, errors="replace") as file:
-        for line in file:
+        for line in whole_calls(file):
             found = re.match(r"\d+ +(\w+)\((.*)\) += (-?\d+)", line)
             if not found or int(found[3]) < 0:
                 continue

@@ -56,6 +56,12 @@ def trial(world, tally, kind, ranks, victim):
     text = start.text()
     if kind != "mpirun" and not re.search(rf"rank {victim}\b|,{victim}\]", text):
         raise Failure(f"rank {victim} is not named\n{start.tail()}")
+    # mpirun names it, too; what the program itself says first must agree. mpirun then ends the others.
+    gone = re.search(r"rank (\d+) \(pid \d+\) is gone", text)
+    if kind != "mpirun" and gone:
+        tally.add("named by the program")
+        if int(gone[1]) != victim:
+            raise Failure(f"rank {gone[1]} is named instead of {victim}\n{start.tail()}")
     if last_step(run) >= 2000:
         raise Failure("it went on to its end")
 

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 
-from .harness import Failure, Start, last_step, saved_step
+from .harness import Failure, Start, last_step, require_resumed, saved_step
 
 KEYS = ["train.max_steps=20", "checkpoint.async=false"]
 ERRORS = ("ENOSPC", "EIO", "EACCES", "EROFS", "EMFILE", "EDQUOT")
@@ -106,10 +106,12 @@ def copy(world, run):
 
 
 def resume(world, trial):
+    newest = saved_step(trial)
     start = world.start(trial, world.random.choice((0, 0, 0, 2)), KEYS)
     code = start.wait()
     if code != 0:
         raise Failure(f"not continued: exit code {code}\n{start.tail()}")
+    require_resumed(start, newest)
 
 
 def faulty(world, trial, fault):

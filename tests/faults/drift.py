@@ -40,15 +40,15 @@ def words_of(world):
 
 
 def others(key, value, words):
-    """Values to try, of which the first that a configuration allows is taken."""
+    """Values other than this one, of which the first that a configuration allows is taken."""
     if isinstance(value, bool):
         return [json.dumps(not value)]
     if key in words:
         return [w for w in words[key] if w != value]
     if isinstance(value, int):
-        return [str(value + 1), str(2 * value), str(value // 2)]
+        return [str(n) for n in (value + 1, 2 * value, value // 2) if n != value]
     if isinstance(value, float):
-        return [repr(value * 1.5 if value else 0.5), repr(value / 2)]
+        return [repr(x) for x in (value * 1.5, value / 2, 0.5) if x != value]
     if value is None:
         return ["2", "0.5"]
     return ["other"] if isinstance(value, str) and not value else []
@@ -115,4 +115,7 @@ def check(world, tally, count):
             for t in tried
             if world.sluice("config", "show", world.config, f"{key}={t}", check=False).returncode == 0
         ]
-        tally.trial(f"{key}", lambda: resume(world, tally, run, key, (valid or tried)[0]))
+        if not valid:
+            tally.add("no other valid value, not tried")
+            continue
+        tally.trial(f"{key}", lambda: resume(world, tally, run, key, valid[0]))

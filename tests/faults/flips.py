@@ -175,6 +175,8 @@ def check_nonfinite(world, tally, count):
                             raise Failure(f"SLUICE_FLIP={flip}: {file} in {folder} holds {bad}")
 
         tally.trial("a flip of an exponent", trial)
+    if tally.trials >= 10 and not tally.figures.get("ended the run"):
+        raise Failure(f"none of {tally.trials} weights that became huge or infinite ended its run")
 
 
 def not_finite(path):

@@ -29,7 +29,7 @@ from . import (
     stragglers,
     sweeps,
 )
-from .harness import SOURCE, Failure
+from .harness import MPIRUN, SOURCE, Failure
 
 
 class NotRun(Exception):
@@ -109,13 +109,31 @@ def clang(_options):
     return "" if shutil.which("clang++") or shutil.which("clang++-14") else "no clang++"
 
 
+def changed_since(path):
+    """A source that is younger than a program; "" if none is."""
+    built = os.path.getmtime(path)
+    for room in ("src", "tools", "tests"):
+        for folder, _, files in os.walk(os.path.join(SOURCE, room)):
+            for name in files:
+                source = os.path.join(folder, name)
+                if name.endswith((".h", ".cpp")) and os.path.getmtime(source) > built:
+                    return os.path.relpath(source, SOURCE)
+    return ""
+
+
 def sanitizer(build, programs=()):
-    """Needs programs that scripts/build makes: `sluice`, or tests."""
+    """Needs programs that scripts/build makes from these sources: `sluice`, or tests."""
 
     def reason(_options):
         paths = [f"{build}/tests/{name}" for name in programs] or [f"{build}/sluice"]
-        missing = [path for path in paths if not os.path.exists(os.path.join(SOURCE, path))]
-        return f"no {missing[0]}: scripts/test --sanitize builds it" if missing else ""
+        for path in paths:
+            whole = os.path.join(SOURCE, path)
+            if not os.path.exists(whole):
+                return f"no {path}: scripts/test --sanitize builds it"
+            source = changed_since(whole)
+            if source:
+                return f"{path} is older than {source}: scripts/test --sanitize builds it anew"
+        return ""
 
     return reason
 
@@ -226,7 +244,7 @@ def cost(world, tally, _count):
     )
     if done.returncode != 0:
         raise Failure(f"sluice bench ranks: exit code {done.returncode}\n{done.stdout}{done.stderr}")
-    rows = re.findall(r"^\s*(.*?)\s{2,}(\d+\.\d+)", done.stdout, re.M)
+    rows = re.findall(r"^\s*(.*?)\s{2,}(-?\d+\.\d+)", done.stdout, re.M)
     for limits, exceeds in ((LIMITS, lambda a, b: a > b), (LEAST, lambda a, b: a < b)):
         for begin, limit in limits.items():
 
@@ -240,6 +258,25 @@ def cost(world, tally, _count):
                         raise Failure(f"{value}, and {limit} is the limit")
 
             tally.trial(begin, within)
+
+
+def pieces(world, tally, count):
+    """All operations of MPI with messages in pieces of 7 bytes; in real trainings a piece has 2^30."""
+    program = test_program(world.options, "mpi_ranks")
+    for n in world.turns(count):
+
+        def complete():
+            done = subprocess.run(
+                [MPIRUN, str(n + 1), program, str(n + 1)],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                env={**os.environ, "SLUICE_MPI_MAX_COUNT": "7"},
+            )
+            if done.returncode != 0:
+                raise Failure(f"exit code {done.returncode}\n{(done.stdout + done.stderr)[-4000:]}")
+
+        tally.trial(f"{n + 1} ranks", complete)
 
 
 def samples(world, tally, _count):
@@ -284,8 +321,8 @@ GATES = (
     Gate(
         "P1",
         "kill -9 at any moment, also during a save: a run resumes with the bits of one that was never killed, on any number of ranks, "
-        "and loses at most the steps since the newest checkpoint that was reported as saved; with asynchronous saves those are less "
-        "than two intervals, for a save may still be under way when the next is due.",
+        "and loses at most the steps since the newest checkpoint that was reported as saved; with asynchronous saves those are at "
+        "most two intervals, for a save may still be under way when the next is due.",
         (
             Part("kills at random moments", kills.check, 700, 12, 40, "kills", ANY_RANKS),
             Part(
@@ -370,7 +407,7 @@ GATES = (
         "Every sample is seen once in each epoch, in one order, whatever the interruptions and the ranks.",
         (
             Part(
-                "a million samples, 50 interruptions, by the program's own order",
+                "a million samples, 50 interruptions, as 1 to 8 ranks read them",
                 samples,
                 1,
                 1,
@@ -448,6 +485,7 @@ GATES = (
                 ("test_data", "token files beyond 2^32*"),
                 cases=8,
             ),
+            Part("messages in pieces, 1 to 4 ranks", pieces, 4, 2, 0.2, "", (mpirun, has_tests)),
         ),
     ),
     Gate(

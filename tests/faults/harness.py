@@ -353,6 +353,17 @@ def saved_step(run):
     )
 
 
+def require_resumed(start, step):
+    """A start began at `step`, the newest whole checkpoint's (0: there was none). One that trained, or ended well, says so."""
+    text = start.text()
+    found = re.findall(r"\(step (\d+)\)", text)
+    if found and int(found[0]) != step:
+        raise Failure(f"resumed from step {found[0]}, the newest whole checkpoint was {step}")
+    trained = start.code() == 0 or re.search(r"^step +\d+/", text, re.M)
+    if step and not found and trained and "is finished: step" not in text:
+        raise Failure(f"began anew, and the newest whole checkpoint was {step}\n{start.tail()}")
+
+
 def save_under_way(run):
     """Whether a save is between its first and its last operation."""
     checkpoints = os.path.join(run, "ckpt")

@@ -13,16 +13,19 @@ def trial(world, tally, count, steps):
     run = world.run_folder("healed")
     ranks = 3
     start = world.start(run, ranks, keys, launch=["--restarts", str(count + 10)])
-    injected, began = 0, time.monotonic()
+    injected, began, newest = 0, time.monotonic(), -1
     while injected < count and not start.over():
         # Faults come once a start is at work, spread over what is left of the run.
         target = last_step(run) + world.random.randint(
             1, max(2, 2 * (steps - last_step(run)) // (count - injected + 2))
         )
         wait_until(lambda: start.over() or last_step(run) >= target and len(start.ranks()) == ranks, 60)
+        # A third death without a newer checkpoint would rightly be the last one.
+        wait_until(lambda: start.over() or saved_step(run) > newest, 60)
         alive = start.ranks()
         if start.over() or len(alive) != ranks:
             continue
+        newest = saved_step(run)
         kind = KINDS[injected % len(KINDS)]
         victim = world.random.randrange(ranks)
         parents = [

@@ -7,7 +7,7 @@ import signal
 import sys
 from typing import NamedTuple
 
-from .harness import MOE, Failure, last_step, saved_step, wait_until
+from .harness import MOE, Failure, last_step, require_resumed, saved_step, wait_until
 
 STEPS = 200
 MODELS = {  # keys beside the harness's configuration, whose attention is gated
@@ -98,9 +98,10 @@ def train(world, run, keys, ranks):
 
 
 def change_layout(world, run, model, total, layouts, batch):
-    """One training in three parts, each with its own layout."""
+    """One training in parts, each with its own layout; how many of them continued what another had saved."""
+    changes = 0
     for part, layout in enumerate(layouts):
-        before = last_step(run)
+        before, begin = last_step(run), saved_step(run)
         start = world.start(run, layout.ranks, keys_of(model, total, layout, batch=batch), launch=[])
         # A part before may have gone further than it was asked to; a launcher that has only just begun dies of the signal.
         target = max(STEPS * (part + 1) // len(layouts), before + 1)
@@ -113,6 +114,9 @@ def change_layout(world, run, model, total, layouts, batch):
             raise Failure(f"{layout}: exit code {code}\n{start.tail()}")
         if saved_step(run) == 0:
             raise Failure(f"{layout}: nothing saved\n{start.tail()}")
+        require_resumed(start, begin)
+        changes += 0 < begin < STEPS  # one that is finished is not continued
+    return changes
 
 
 ODD_BATCH = 12  # divisible by odd numbers of ranks
@@ -131,14 +135,15 @@ def same(world, tally, model, total, layout, batch):
 
 
 def changed(world, tally, model, total, parts, batch):
-    """So has a training that changes its layout twice: two pairs of a layout that saves and one that loads."""
+    """So has a training that changes its layout twice: two pairs of a layout that saves and one that loads, or fewer if it came
+    to its end before it was stopped."""
     reference = world.reference(keys_of(model, total, ALONE, batch=batch))
     run = world.run_folder("changed")
-    change_layout(world, run, model, total, parts, batch)
+    changes = change_layout(world, run, model, total, parts, batch)
     problem = world.difference(reference, run)
     if problem:
         raise Failure(problem)
-    tally.add("pairs of layouts", len(parts) - 1)
+    tally.add("pairs of layouts", changes)
 
 
 def other_grade(world, tally, model):
@@ -187,7 +192,7 @@ def check_changes(world, tally, count):
     every = combinations()
     for n in world.turns(count):
         model, total, batch, layouts = every[n % len(every)]
-        parts = [world.random.choice(layouts) for _ in range(3)]
+        parts = world.random.sample(layouts, 3)
         tally.trial(f"{model}, {total}, {parts}", lambda: changed(world, tally, model, total, parts, batch))
 
 
@@ -196,7 +201,7 @@ def check(world, tally, count):
     if world.options.quick:
         model, total, batch, layouts = world.random.choice(combinations())
         layout = world.random.choice([layout for layout in layouts if layout != ALONE])
-        parts = [world.random.choice(layouts) for _ in range(3)]
+        parts = world.random.sample(layouts, 3)
         tally.trial(f"{model}, {total}, {layout}", lambda: same(world, tally, model, total, layout, batch))
         tally.trial(f"{model}, {total}, {parts}", lambda: changed(world, tally, model, total, parts, batch))
         tally.trial(f"{model}, the other grade", lambda: other_grade(world, tally, model))
