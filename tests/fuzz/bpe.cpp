@@ -28,8 +28,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
         const bool known = std::all_of(ids.begin(), ids.end(),
                                        [&](int32_t id) { return id >= 0 && id < tokenizer->vocab_size(); });
         fuzz::expect(known, "a token is outside the vocabulary");
-        tokenizer->decode(ids);
-        tokenizer->lost_bytes(text, ids);
+        fuzz::must("what was encoded cannot be decoded", [&] {
+          tokenizer->decode(ids);
+          tokenizer->lost_bytes(text, ids);
+        });
       }
   });
   return 0;

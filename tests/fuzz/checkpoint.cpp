@@ -46,6 +46,17 @@ class Model {
   std::vector<NamedTensor> weights_, moments_;
 };
 
+/// A state that was taken over is the same when it is saved and restored again.
+template <class State>
+void check_saved_again(const State& taken, State again, const std::string& name) {
+  const nlohmann::json saved = taken.state();
+  must(name + " is refused when it is restored again", [&] {
+    const StateReader reader(saved, "state.json");
+    again.restore(reader);
+  });
+  expect(again.state() == saved, name + " changes when it is saved and restored");
+}
+
 /// What a training takes from state.json, and some steps from there.
 void restore(const CheckpointInfo& checkpoint) {
   const StateReader state(checkpoint.state, checkpoint.path + "/state.json");
@@ -62,13 +73,16 @@ void restore(const CheckpointInfo& checkpoint) {
     for (int64_t i = 1; i < 20; ++i)
       policy.decide(step + i, i % 5 == 0 ? 1e30 : 2.5, i % 7 == 0 ? 1e30 : 1.0);
     StepPolicy again(config, 5.5);
-    const StateReader reader(before, "state.json");
-    again.restore(reader, step);
+    must("the policy's state is refused when it is restored again", [&] {
+      const StateReader reader(before, "state.json");
+      again.restore(reader, step);
+    });
     expect(again.state() == before, "the policy's state changes when it is saved and restored");
   }
   if (state.has("divergence")) {
     Divergence divergence(1.5, 5.5, 10);
     divergence.restore(state.object("divergence"));
+    check_saved_again(divergence, Divergence(1.5, 5.5, 10), "the state of the loss's divergence");
     for (int64_t i = 1; i < 300; ++i) divergence.add(step + i, i < 200 ? 2.5 : 9.0);
   }
   ModelConfig model;
@@ -77,6 +91,14 @@ void restore(const CheckpointInfo& checkpoint) {
   model.moe.num_experts_per_tok = 1;
   RouterMonitor monitor(model);
   monitor.restore(state);
+  nlohmann::json saved, again;
+  monitor.save(saved);
+  must("the routers' state is refused when it is restored again", [&] {
+    RouterMonitor second(model);
+    second.restore(StateReader(saved, "state.json"));
+    second.save(again);
+  });
+  expect(again == saved, "the routers' state changes when it is saved and restored");
   RouterSummary summary;
   summary.layers.resize(1);
   for (int64_t i = 1; i < 5; ++i) monitor.add(step + i, summary);
@@ -96,7 +118,9 @@ void read_checkpoint() {
   attempt([&] {
     const Manifest manifest = read_manifest(kFolder);
     write("again.json", manifest.text());
-    expect(read_manifest_file("again.json").text() == manifest.text(), "a manifest changes in writing");
+    must("a manifest that was written is refused", [&] {
+      expect(read_manifest_file("again.json").text() == manifest.text(), "a manifest changes in writing");
+    });
     coverage_problems(manifest);
   });
   const Model model;

@@ -176,6 +176,14 @@ bool attempt(const std::function<void()>& body) {
   }
 }
 
+void must(const std::string& what, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    finding(fmt::format("{}: {}", what, error.what()));
+  }
+}
+
 const std::string& folder() {
   // Never destroyed: the folder is removed after static objects are.
   static const std::string& path = *new std::string([] {

@@ -21,6 +21,9 @@ inline void expect(bool holds, const std::string& what) {
 /// that says that a contract was violated (ExitCode::internal), a message that a terminal cannot show (a
 /// control character, invalid UTF-8, more than a megabyte), and any other exception.
 bool attempt(const std::function<void()>& body);
+/// Runs what no input may make fail, like reading what the program has just written; an Error is a finding,
+/// too, which begins with `what`.
+void must(const std::string& what, const std::function<void()>& body);
 
 /// The working folder of the process, which is made on the first call and removed at exit.
 const std::string& folder();
