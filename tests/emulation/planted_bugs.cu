@@ -204,13 +204,43 @@ bool count_is_right() {
   return count.host()[0] == kBlocks;
 }
 
+// ---- two streams
+
+__global__ void write_seven(int* x) { x[threadIdx.x] = 7; }
+
+/// A kernel on one stream, and a copy to the host on another one, which waits for it by an event.
+template <Bug kBug>
+bool copy_is_right() {
+  constexpr int kNumbers = 32;
+  const DeviceArray<int> x(std::vector<int>(kNumbers, 0));
+  std::vector<int> copied(kNumbers, 0);
+  cudaStream_t writes = nullptr, copies = nullptr;
+  cudaEvent_t written = nullptr;
+  cudaStreamCreateWithFlags(&writes, cudaStreamNonBlocking);
+  cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking);
+  cudaEventCreateWithFlags(&written, cudaEventDisableTiming);
+  emu::LaunchParams launch = shape(1, kNumbers, 0, "write_seven");
+  launch.stream = writes;
+  emu::launch(launch, write_seven, x.get());
+  cudaEventRecord(written, writes);
+  if (kBug != Bug::missing_stream_wait) cudaStreamWaitEvent(copies, written, 0);
+  cudaMemcpyAsync(copied.data(), x.get(), kNumbers * sizeof(int), cudaMemcpyDeviceToHost, copies);
+  cudaStreamSynchronize(copies);
+  const bool right = copied == std::vector<int>(kNumbers, 7);
+  cudaStreamSynchronize(writes);
+  cudaEventDestroy(written);
+  cudaStreamDestroy(copies);
+  cudaStreamDestroy(writes);
+  return right;
+}
+
 }  // namespace
 
 bool results_are_right(Bug bug) {
   switch (bug) {
     case Bug::none:
       return row_sums_are_right<Bug::none>() && stream_sums_are_right<Bug::none>() &&
-             product_is_right<Bug::none>() && count_is_right<Bug::none>();
+             product_is_right<Bug::none>() && count_is_right<Bug::none>() && copy_is_right<Bug::none>();
     case Bug::missing_barrier:
       return row_sums_are_right<Bug::missing_barrier>();
     case Bug::missing_second_barrier:
@@ -239,6 +269,8 @@ bool results_are_right(Bug bug) {
       return product_is_right<Bug::missing_proxy_fence>();
     case Bug::non_atomic_add:
       return count_is_right<Bug::non_atomic_add>();
+    case Bug::missing_stream_wait:
+      return copy_is_right<Bug::missing_stream_wait>();
   }
   return false;
 }

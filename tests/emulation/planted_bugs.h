@@ -22,6 +22,7 @@ enum class Bug {
   skipped_empty_wait,
   missing_proxy_fence,  // before a TMA store
   non_atomic_add,       // of several blocks to one number
+  missing_stream_wait,  // a copy on one stream of what a kernel on another one writes
 };
 inline constexpr std::array kBugNames = {"none",
                                          "missing_barrier",
@@ -37,7 +38,8 @@ inline constexpr std::array kBugNames = {"none",
                                          "wrong_byte_count",
                                          "skipped_empty_wait",
                                          "missing_proxy_fence",
-                                         "non_atomic_add"};
+                                         "non_atomic_add",
+                                         "missing_stream_wait"};
 
 /// Runs the kernels that have this bug (none: all of them), and compares with plain loops. Throws
 /// emu::LaunchError.

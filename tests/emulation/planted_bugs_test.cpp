@@ -16,13 +16,13 @@ struct Finding {
   std::string output;
 };
 
-/// What the variant's program says about the bug.
-Finding run(const std::string& variant, Bug bug, int seed) {
+/// What the variant's program says about the bug; environment: "NAME=VALUE ".
+Finding run(const std::string& variant, Bug bug, int seed, const std::string& environment = "") {
   const std::string program = variant == "plain"  ? SLUICE_PLANTED_plain
                               : variant == "asan" ? SLUICE_PLANTED_asan
                                                   : SLUICE_PLANTED_tsan;
   const std::string command =
-      "SLUICE_EMULATION_THREADS=1 SLUICE_EMULATION_SEED=" + std::to_string(seed) +
+      environment + "SLUICE_EMULATION_THREADS=1 SLUICE_EMULATION_SEED=" + std::to_string(seed) +
       " ASAN_OPTIONS=detect_leaks=0:exitcode=66 TSAN_OPTIONS=halt_on_error=1:exitcode=66 " +
       (variant == "tsan" ? SLUICE_RUN_TSAN " " : "") + program + " " + kBugNames[static_cast<size_t>(bug)] +
       " 2>&1";
@@ -89,6 +89,13 @@ TEST_CASE("Planted races are caught by ThreadSanitizer in the very first schedul
        {Bug::missing_barrier, Bug::missing_second_barrier, Bug::missing_syncwarp, Bug::missing_refill_barrier,
         Bug::early_release, Bug::missing_proxy_fence, Bug::non_atomic_add})
     check_caught("tsan", bug, "ThreadSanitizer: data race");
+}
+
+TEST_CASE("a planted read of another stream's work is caught where streams are late", "[planted]") {
+  const std::string late = "SLUICE_EMULATION_STREAMS=late ";
+  CHECK(run("plain", Bug::none, 0, late).status == 0);
+  CHECK(run("plain", Bug::missing_stream_wait, 0, late).status == 1);
+  CHECK(run("plain", Bug::missing_stream_wait, 0).status == 0);  // done at once, it is there
 }
 
 }  // namespace
