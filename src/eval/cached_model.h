@@ -48,9 +48,9 @@ class CachedModel {
   int64_t sequences() const { return sizes_.sequences; }
   /// Bytes of the keys and values of all sequences, and of the activations of all passes so far.
   int64_t cache_bytes() const;
+  int64_t activation_bytes() const;
   /// Bytes of what a token leaves in the cache.
   int64_t cache_bytes_per_token() const;
-  int64_t activation_bytes() const;
 
  private:
   struct Pass;  // memory of a pass over some rows

@@ -48,13 +48,10 @@ TEST_CASE("a setting without effect is named with its place and what turns it of
        "a.yaml:1:90: " + balance + ".calibration_samples has no effect while " + balance +
            ".shared_from is online"},
       {"model: {attention: {kind: sparse, sparse: {k: {policy: inverse, temperature: 0.5}}}}",
-       "a.yaml:1:65: model.attention.sparse.k.temperature has no effect while "
-       "model.attention.sparse.k.policy "
-       "is inverse"},
+       "a.yaml:1:65: " + at + "sparse.k.temperature has no effect while " + at +
+           "sparse.k.policy is inverse"},
       {"model: {attention: {kind: sparse, sparse: {k: {policy: entropy, temperature: 0.5, momentum: 0.5}}}}",
-       "a.yaml:1:83: model.attention.sparse.k.momentum has no effect while model.attention.sparse.k.policy "
-       "is "
-       "entropy"},
+       "a.yaml:1:83: " + at + "sparse.k.momentum has no effect while " + at + "sparse.k.policy is entropy"},
       {"model: {attention: {sparse: {block: 4}}}",
        "a.yaml:1:30: " + at + "sparse.block has no effect while " + at + "kind is softmax"},
       {"model: {attention: {kind: sparse, sparse: {k: {max: 64, min: 8}}}}",

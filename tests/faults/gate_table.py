@@ -109,16 +109,10 @@ def clang(_options):
     return "" if shutil.which("clang++") or shutil.which("clang++-14") else "no clang++"
 
 
-def changed_since(path):
-    """A source that is younger than a program; "" if none is."""
-    built = os.path.getmtime(path)
-    for room in ("src", "tools", "tests"):
-        for folder, _, files in os.walk(os.path.join(SOURCE, room)):
-            for name in files:
-                source = os.path.join(folder, name)
-                if name.endswith((".h", ".cpp")) and os.path.getmtime(source) > built:
-                    return os.path.relpath(source, SOURCE)
-    return ""
+def newest_source():
+    """Of the programs and their tests."""
+    patterns = (f"{SOURCE}/{room}/**/*.{end}" for room in ("src", "tools", "tests") for end in ("h", "cpp"))
+    return max((path for p in patterns for path in glob.glob(p, recursive=True)), key=os.path.getmtime)
 
 
 def sanitizer(build, programs=()):
@@ -126,12 +120,13 @@ def sanitizer(build, programs=()):
 
     def reason(_options):
         paths = [f"{build}/tests/{name}" for name in programs] or [f"{build}/sluice"]
+        newest = newest_source()
         for path in paths:
             whole = os.path.join(SOURCE, path)
             if not os.path.exists(whole):
                 return f"no {path}: scripts/test --sanitize builds it"
-            source = changed_since(whole)
-            if source:
+            if os.path.getmtime(whole) < os.path.getmtime(newest):
+                source = os.path.relpath(newest, SOURCE)
                 return f"{path} is older than {source}: scripts/test --sanitize builds it anew"
         return ""
 

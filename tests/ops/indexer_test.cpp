@@ -172,6 +172,26 @@ TEST_CASE("selection: ties go to the last key, exactly, at any k", "[indexer]") 
   }
 }
 
+namespace {
+
+/// Scores between 1 and 1.4, and this one of key 50, for every query.
+Case case_with_outlier(Pool& pool, int64_t tokens, double outlier) {
+  Case c(pool,
+         {.tokens = tokens,
+          .heads = 1,
+          .depth = 4,
+          .activation = IndexActivation::relu,
+          .weights = IndexHeadWeights::none,
+          .bias = false},
+         DType::f32);
+  for (int64_t i = 0; i < c.q.numel(); ++i) Pool::set(c.q, i, i % 4 == 0 ? 1 : 0);
+  for (int64_t i = 0; i < c.k.numel(); ++i) Pool::set(c.k, i, i % 4 == 0 ? 1 + i * 7 % 101 / 256.0 : 0);
+  Pool::set(c.k, 4 * 50, outlier);
+  return c;
+}
+
+}  // namespace
+
 TEST_CASE("selection: a score without bound has an infinite variance, which the mean leaves out",
           "[indexer]") {
   Context ctx(kTestScratch);
@@ -179,17 +199,7 @@ TEST_CASE("selection: a score without bound has an infinite variance, which the 
        {BudgetPolicy::eq8, BudgetPolicy::inverse, BudgetPolicy::code, BudgetPolicy::entropy})
     for (const bool force_self : {false, true}) {
       Pool pool(26);
-      Case c(pool,
-             {.tokens = 100,
-              .heads = 1,
-              .depth = 4,
-              .activation = IndexActivation::relu,
-              .weights = IndexHeadWeights::none,
-              .bias = false},
-             DType::f32);
-      for (int64_t i = 0; i < c.q.numel(); ++i) Pool::set(c.q, i, i % 4 == 0 ? 1 : 0);
-      for (int64_t i = 0; i < c.k.numel(); ++i) Pool::set(c.k, i, i % 4 == 0 ? 1 + i * 7 % 101 / 256.0 : 0);
-      Pool::set(c.k, 4 * 50, INFINITY);
+      const Case c = case_with_outlier(pool, 100, INFINITY);
       const Budget budget = {
           .policy = policy, .base = 8, .min = 3, .max = 30, .temperature = 1, .force_self = force_self};
       const Selection s = c.selection(pool, budget);
@@ -212,17 +222,7 @@ TEST_CASE("selection: one score far above the others, or without bound, leaves t
   for (const double outlier : {1e30, static_cast<double>(INFINITY)})
     for (const bool force_self : {false, true}) {
       Pool pool(26);
-      Case c(pool,
-             {.tokens = 400,
-              .heads = 1,
-              .depth = 4,
-              .activation = IndexActivation::relu,
-              .weights = IndexHeadWeights::none,
-              .bias = false},
-             DType::f32);
-      for (int64_t i = 0; i < c.q.numel(); ++i) Pool::set(c.q, i, i % 4 == 0 ? 1 : 0);
-      for (int64_t i = 0; i < c.k.numel(); ++i) Pool::set(c.k, i, i % 4 == 0 ? 1 + i * 7 % 101 / 256.0 : 0);
-      Pool::set(c.k, 4 * 50, outlier);
+      const Case c = case_with_outlier(pool, 400, outlier);
       for (const int64_t k : {1, 2, 30, 250}) {
         const Budget budget = {.base = k, .max = k, .force_self = force_self};
         const Selection s = c.selection(pool, budget);
