@@ -9,6 +9,7 @@
 #include "common/launch.h"
 #include "common/ptx.cuh"
 #include "common/soft_cap.cuh"
+#include "core/targets.h"
 #include "matmul.h"
 #include "ops/cross_entropy.h"
 
@@ -60,9 +61,9 @@ __global__ void __launch_bounds__(kThreads)
   const int vectors = vocabulary / kWidth, tail = vectors * kWidth;
   const int thread = static_cast<int>(threadIdx.x);
   int target = targets[row];
-  if (target < -1 || target >= vocabulary) {
+  if (target < kPadding || target >= vocabulary) {
     if (thread == 0) report(status, KernelStatus::target_outside_vocabulary, target);
-    target = -1;
+    target = kNoTarget;
   }
   if (target < 0) {  // no loss here: the whole block returns
     if (thread == 0) {

@@ -5,6 +5,7 @@
 
 #include "analysis/whole_rows.h"
 #include "core/host_view.h"
+#include "core/targets.h"
 
 namespace sluice {
 
@@ -43,8 +44,7 @@ Queries::Queries(Context& ctx, const Batch& batch, const QueryClasses& classes, 
   for (int64_t begin = 0, end = 0; begin < T; begin = end) {
     while (end < T && first_key(end) == first_key(begin)) ++end;
     int64_t last = end;
-    while (last > begin && value(last - 1, 1) < 0) --last;
-    if (end - last < 2) last = end;  // one alone is the end of a document
+    while (last > begin && value(last - 1, 1) == kPadding) --last;
     if (last > begin) sequences.push_back({begin, last - begin});
   }
   std::vector<bool> counted(static_cast<size_t>(T));

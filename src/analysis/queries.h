@@ -29,8 +29,8 @@ class QueryClasses {
 
 /// The queries of a batch; where ranks share its sequences, of all of them, and their tokens are numbered as
 /// on one rank. A sequence is a run of tokens with the same first visible key: a sample, or with
-/// data.document_mask the part of a document in a sample. Two or more tokens without a target at its end are
-/// padding, and are left out. Without sequences in a dry run.
+/// data.document_mask the part of a document in a sample. Padding at its end (core/targets.h) is left out.
+/// Without sequences in a dry run.
 struct Queries {
   struct Sequence {
     int64_t begin, size;  // begin: the sequence's first token, which is also its first query

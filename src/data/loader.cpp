@@ -9,6 +9,7 @@
 
 #include "core/io.h"
 #include "core/random.h"
+#include "core/targets.h"
 
 namespace sluice {
 
@@ -280,7 +281,7 @@ void Blend::fill_row(const TokenFile& file, int64_t begin, int64_t row, int32_t*
     tokens[0] = *begin_token_;
   }
   std::fill(tokens + inputs, tokens + seq_len_, 0);
-  std::fill(targets + inputs, targets + seq_len_, -1);
+  std::fill(targets + inputs, targets + seq_len_, kPadding);
   std::iota(positions, positions + seq_len_, 0);
   std::fill(first_key, first_key + seq_len_, static_cast<int32_t>(base));
   if (!document_mask_) return;
@@ -291,7 +292,7 @@ void Blend::fill_row(const TokenFile& file, int64_t begin, int64_t row, int32_t*
     const int64_t end = std::min(inputs, document_end);
     std::fill(first_key + i, first_key + (end == inputs ? seq_len_ : end), static_cast<int32_t>(base + i));
     // The target of the document's last token begins another one.
-    if (end == document_end) targets[end - 1] = -1;
+    if (end == document_end) targets[end - 1] = kNoTarget;
     i = end;
   }
   if (document_positions_)
@@ -303,7 +304,7 @@ void Blend::fill_packed_row(const TokenFile& file, std::span<const Piece> pieces
   const int64_t base = row * seq_len_;
   tokens += base, targets += base, positions += base, first_key += base;
   std::fill(tokens, tokens + seq_len_, 0);
-  std::fill(targets, targets + seq_len_, -1);
+  std::fill(targets, targets + seq_len_, kPadding);
   std::iota(positions, positions + seq_len_, 0);
   std::fill(first_key, first_key + seq_len_, static_cast<int32_t>(base));
   int64_t at = 0;
@@ -315,9 +316,10 @@ void Blend::fill_packed_row(const TokenFile& file, std::span<const Piece> pieces
     const int64_t n = piece.length;
     file.read(piece.begin, n, tokens + at);
     std::memcpy(targets + at, tokens + at + 1, static_cast<size_t>(n - 1) * sizeof(int32_t));
+    targets[at + n - 1] = kNoTarget;
     if (piece.begin + n < file.document_end(piece.begin)) file.read(piece.begin + n, 1, &targets[at + n - 1]);
     if (!all_below(tokens + at, n, vocab_size_) ||
-        (targets[at + n - 1] != -1 && !all_below(&targets[at + n - 1], 1, vocab_size_))) {
+        (targets[at + n - 1] != kNoTarget && !all_below(&targets[at + n - 1], 1, vocab_size_))) {
       int64_t i = 0;
       while (i < n && all_below(&tokens[at + i], 1, vocab_size_)) ++i;
       refuse_token(file, piece.begin + i);
@@ -382,7 +384,7 @@ void Blend::fill_sequential(int64_t first_sample, int64_t count, int32_t* tokens
     }
     const int64_t base = row * seq_len_;
     std::fill_n(tokens + base, seq_len_, 0);
-    std::fill_n(targets + base, seq_len_, -1);
+    std::fill_n(targets + base, seq_len_, kPadding);
     std::iota(positions + base, positions + base + seq_len_, 0);
     std::fill_n(first_key + base, seq_len_, static_cast<int32_t>(base));
   }

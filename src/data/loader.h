@@ -29,14 +29,14 @@ namespace sluice {
 /// never read.
 ///
 /// With packing documents a sample is made of pieces of whole documents (data/packing.h): targets are the
-/// next tokens of the same document, the last token of a document has none, and the rest of a sample is
-/// padding.
+/// next tokens of the same document, the last token of a document has none (kNoTarget of core/targets.h), and
+/// the rest of a sample is padding: token 0, target kPadding.
 ///
 /// With document_mask, first_key is the start of the token's document (or of the sample, if that is later),
-/// and a target in the next document is -1, because it cannot be predicted from this one. The begin token
-/// belongs to the first document of its sample; other documents in it begin without one. Without the mask
-/// documents form one stream, and the first token of a document is predicted from the end of the previous
-/// one. With document_positions, positions count from first_key on.
+/// and a target in the next document is kNoTarget, because it cannot be predicted from this one. The begin
+/// token belongs to the first document of its sample; other documents in it begin without one. Without the
+/// mask documents form one stream, and the first token of a document is predicted from the end of the
+/// previous one. With document_positions, positions count from first_key on.
 ///
 /// A Blend may be shared between threads.
 class Blend {
@@ -59,11 +59,10 @@ class Blend {
   /// tokens. Allocates no memory.
   void fill(int64_t first_sample, int64_t count, int32_t* tokens, int32_t* targets, int32_t* positions,
             int32_t* first_key) const;
-  /// The same in file order, for evaluation. Samples past the end of the last source have targets -1. Without
+  /// The same in file order, for evaluation. Samples past the end of the last source are padding. Without
   /// a begin token every token except the first of each file (with document_mask, the first of each document)
   /// is a target exactly once. With one the samples are those of training and one more where a document
-  /// starts too close to its file's end. The last, short sample of a file is padded with token 0 and target
-  /// -1.
+  /// starts too close to its file's end. The last, short sample of a file is padded.
   void fill_sequential(int64_t first_sample, int64_t count, int32_t* tokens, int32_t* targets,
                        int32_t* positions, int32_t* first_key) const;
   int64_t num_sequential_samples() const;

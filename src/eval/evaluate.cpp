@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 
+#include "core/targets.h"
 #include "eval/sample_rows.h"
 
 namespace sluice {
@@ -22,7 +23,7 @@ void fill(Context& ctx, SampleRows& rows, const Blend& set, int64_t sample, int6
   int32_t* const targets = whole.targets.as<int32_t>();
   set.fill_sequential(sample, room, whole.tokens.as<int32_t>(), targets, whole.positions.as<int32_t>(),
                       whole.first_key.as<int32_t>());
-  std::fill(targets + std::min(room, end - sample) * seq_len, targets + rows.tokens(), -1);
+  std::fill(targets + std::min(room, end - sample) * seq_len, targets + rows.tokens(), kPadding);
   rows.upload(ctx);
 }
 

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "core/error.h"
+#include "core/targets.h"
 #include "eval/ruler_tasks.h"
 #include "eval/sample_rows.h"
 
@@ -88,7 +89,7 @@ void RulerChoices::fill(const Batch& batch, const Row* row, int64_t at) const {
           *positions = batch.positions.as<int32_t>() + base,
           *first_key = batch.first_key.as<int32_t>() + base;
   std::fill_n(tokens, seq_len_, 0);
-  std::fill_n(targets, seq_len_, -1);
+  std::fill_n(targets, seq_len_, kPadding);
   std::iota(positions, positions + seq_len_, 0);
   std::fill_n(first_key, seq_len_, static_cast<int32_t>(base));
   if (!row) return;

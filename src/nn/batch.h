@@ -7,7 +7,7 @@ namespace sluice {
 /// (nn/sequence_ranks.h).
 struct Batch {
   Tensor tokens;     // (T) i32
-  Tensor targets;    // (T) i32: the next token; -1 for no target
+  Tensor targets;    // (T) i32: the next token; kNoTarget or kPadding (core/targets.h): none
   Tensor positions;  // (T) i32: position in the sample, for RoPE
   Tensor
       first_key;  // (T) i32: first visible token of each token (index in this batch). Where ranks share

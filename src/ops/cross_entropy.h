@@ -11,7 +11,8 @@
 // A z-loss on the logits (PaLM, Chowdhery et al. 2022, section 5) adds coefficient lse_t^2 to what is
 // differentiated, with lse_t = logsumexp(logits_t), of capped logits under a cap:
 //   dlogits = scale_t ((1 + 2 coefficient lse_t) softmax - onehot) (1 - (logits / c)^2)
-// Targets (T) i32; target -1 means "no loss here": loss 0, gradient 0. Throws Error(data) for a target >= V.
+// Targets (T) i32; kNoTarget and kPadding (core/targets.h) mean "no loss here": loss 0, gradient 0. Throws
+// Error(data) for any other outside [0, V).
 #include "ops/linear.h"
 
 namespace sluice {

@@ -1,15 +1,18 @@
 #include "analysis/first_token.h"
 
+#include <array>
 #include <catch2/catch.hpp>
 #include <cmath>
 
 #include "analysis/summary.h"
+#include "core/targets.h"
 #include "support/model.h"
 
 namespace sluice {
 namespace {
 
 using test::Pool;
+using FirstKeys = std::array<int32_t, 2>;
 
 AnalysisConfig two_classes() {
   AnalysisConfig config;
@@ -19,11 +22,11 @@ AnalysisConfig two_classes() {
   return config;
 }
 
-/// Sequences of 4, 1 and 3 tokens, and 2 of padding. The first one has no target at its end.
+/// Sequences of 4, 1 and 3 tokens, and 2 of padding. The first and the last have no target at their ends.
 test::TokenBatch planted_batch() {
   test::TokenBatch b;
   b.tokens = {1, 2, 1, 5, 7, 3, 4, 9, 0, 0};
-  b.targets = {2, 1, 5, -1, -1, 4, 9, 1, -1, -1};
+  b.targets = {2, 1, 5, kNoTarget, kNoTarget, 4, 9, kNoTarget, kPadding, kPadding};
   b.positions = {0, 1, 2, 3, 0, 0, 1, 2, 0, 1};
   b.first_key = {0, 0, 0, 0, 4, 5, 5, 5, 8, 8};
   return b;
@@ -46,9 +49,9 @@ void plant(const test::TestModel& m) {
     }
 }
 
-ModelSummary planted_summary(const AnalysisConfig& config, int32_t first_key_of_padding = 8) {
+ModelSummary planted_summary(const AnalysisConfig& config, FirstKeys of_padding = {8, 8}) {
   test::TestModel m(test::tiny_config(), planted_batch());
-  m.batch.first_key[8] = m.batch.first_key[9] = first_key_of_padding;
+  m.batch.first_key[8] = of_padding[0], m.batch.first_key[9] = of_padding[1];
   m.loss();
   plant(m);
   SummaryAccumulator summary(m.model, m.store, config);
@@ -75,8 +78,9 @@ TEST_CASE("a token belongs to the class that lists it, and otherwise to \"other\
 }
 
 TEST_CASE("first-token attention by head counts no first query, and no padding", "[summary]") {
-  // A sample of padding, or padding at the end of the last sequence.
-  const ModelSummary s = planted_summary(two_classes(), GENERATE(8, 5));
+  // A sample of padding, padding at the end of the last sequence, and two samples of it.
+  const ModelSummary s =
+      planted_summary(two_classes(), GENERATE(FirstKeys{8, 8}, FirstKeys{5, 5}, FirstKeys{8, 9}));
   const HeadAttention& heads = s.layers[0].heads;
   equal(heads.all, {(1.75 + 1 + 1.375) / 8, (1 + 1 + 1.0625) / 8, 3.0 / 8, 3.0 / 8});
   equal(heads.later, {(0.5 + 0.25 + 0.25 + 0.125) / 5, 0.0625 / 5, 0, 0});

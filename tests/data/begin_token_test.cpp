@@ -3,6 +3,7 @@
 #include <random>
 #include <set>
 
+#include "core/targets.h"
 #include "data/loader.h"
 #include "temporary.h"
 
@@ -49,7 +50,7 @@ std::vector<Row> slow_rows(const Documents& documents, int64_t seq_len, bool doc
                                            : tokens[start + i - 1].document);
       const bool predicted =
           !padding && (!document_mask || tokens[start + i].document == document_of_input.back());
-      row.targets.push_back(predicted ? tokens[start + i].id : -1);
+      row.targets.push_back(predicted ? tokens[start + i].id : padding ? kPadding : kNoTarget);
       size_t first = 0;
       while (document_mask && document_of_input[first] != document_of_input.back()) ++first;
       row.first_key.push_back(static_cast<int32_t>(first));
@@ -149,7 +150,7 @@ TEST_CASE("with a begin token samples equal a slow construction from the documen
         const int64_t past = blend.num_sequential_samples();
         CHECK_FALSE(blend.whole(past));
         CHECK(read(blend, seq_len, past, true).targets ==
-              std::vector<int32_t>(static_cast<size_t>(seq_len), -1));
+              std::vector<int32_t>(static_cast<size_t>(seq_len), kPadding));
       }
 }
 
@@ -204,7 +205,7 @@ TEST_CASE("what lies in no sample is counted", "[loader][begin_token]") {
   CHECK(info.describe_unread() == "  44.4% of them in no sample (data.begin_token)");
   CHECK(blend.whole(2));
   CHECK_FALSE(blend.whole(3));
-  CHECK(read(blend, 8, 3, true).targets == std::vector<int32_t>{144, -1, -1, -1, -1, -1, -1, -1});
+  CHECK(read(blend, 8, 3, true).targets == std::vector<int32_t>{144, -2, -2, -2, -2, -2, -2, -2});
   CHECK(blend.epochs(6)[0].second == 2);
   // A training does not read the short sample either.
   CHECK(info.untrained == 21);
@@ -245,7 +246,7 @@ TEST_CASE("the tokens that no sample of the training stream holds are counted, b
       seen.insert(row.tokens.begin(), row.tokens.end());
       seen.insert(row.targets.begin(), row.targets.end());
     }
-    for (const int32_t padding : {0, -1, kBegin}) seen.erase(padding);
+    for (const int32_t other : {0, kNoTarget, kPadding, kBegin}) seen.erase(other);
     CHECK(info.untrained == info.tokens - std::ssize(seen));
     CHECK(info.files_untrained == c.files_untrained);
   }

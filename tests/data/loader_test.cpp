@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "core/io.h"
+#include "core/targets.h"
 #include "temporary.h"
 
 using namespace sluice;
@@ -230,7 +231,7 @@ TEST_CASE("in file order every token except each file's first is a target exactl
       targets.insert(r.targets[i]);
       CHECK(r.targets[i] == r.tokens[i] + 1);
     } else {
-      CHECK(r.targets[i] == -1);
+      CHECK(r.targets[i] == kPadding);
       CHECK(r.tokens[i] == 0);
     }
     CHECK(r.positions[i] == static_cast<int32_t>(i % 5));
@@ -250,7 +251,7 @@ TEST_CASE("with document_mask keys and targets stay within the document", "[load
   const Blend blend({{"a", folder / "a", 1}}, 8, kVocab, true, 3);
   const Rows r = rows(blend, 8, 0, 2, true);
   CHECK(r.tokens == std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 0, 0});
-  CHECK(r.targets == std::vector<int32_t>{1, 2, -1, -1, 5, 6, 7, 8, 9, -1, 11, 12, 13, 14, -1, -1});
+  CHECK(r.targets == std::vector<int32_t>{1, 2, -1, -1, 5, 6, 7, 8, 9, -1, 11, 12, 13, 14, -2, -2});
   CHECK(r.first_key == std::vector<int32_t>{0, 0, 0, 3, 4, 4, 4, 4, 8, 8, 10, 10, 10, 10, 10, 10});
   const Rows shuffled =
       rows(blend, 8, 0, 2);  // one sample per epoch: row 1 equals row 0, at its own position

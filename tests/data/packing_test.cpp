@@ -82,7 +82,7 @@ TEST_CASE("a row of packed documents has targets, masks and positions of its doc
   CHECK(blend.num_sequential_samples() == 3);
   Row expected(10);
   expected.tokens = {0, 1, 2, 3, 4, 5, 6, 7, 0, 0};
-  expected.targets = {1, 2, 3, 4, -1, 6, 7, -1, -1, -1};
+  expected.targets = {1, 2, 3, 4, -1, 6, 7, -1, -2, -2};
   expected.positions = {0, 1, 2, 3, 4, 0, 1, 2, 0, 1};
   expected.first_key = {0, 0, 0, 0, 0, 5, 5, 5, 8, 8};
   CHECK(row_of(blend, 10, 0, true) == expected);
@@ -101,7 +101,7 @@ TEST_CASE("a row of packed documents has targets, masks and positions of its doc
 
   // Without the mask the sample is one sequence; the targets stay.
   const Row open = row_of(packed_blend(folder / "a", 10, false, false), 10, 0, true);
-  CHECK(open.targets == std::vector<int32_t>{1, 2, 3, 4, -1, 6, 7, -1, -1, -1});
+  CHECK(open.targets == std::vector<int32_t>{1, 2, 3, 4, -1, 6, 7, -1, -2, -2});
   CHECK(open.positions == std::vector<int32_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9});
   CHECK(open.first_key == std::vector<int32_t>(10, 0));
 }

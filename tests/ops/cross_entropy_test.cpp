@@ -2,6 +2,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "core/targets.h"
 #include "ops/elementwise.h"
 #include "support/gradcheck.h"
 
@@ -20,14 +21,14 @@ struct Problem {
   LinearWeight head;
 };
 
-/// Logits of about unit scale; every seventh target is -1.
+/// Logits of about unit scale; every seventh token has no target.
 Problem make_problem(Pool& pool, DType type, int64_t rows, int64_t width, int64_t vocabulary) {
   Problem p;
   const double scale = 1.0 / std::sqrt(static_cast<double>(width));
   p.hidden = pool.normal(type, {rows, width});
   p.head.value = pool.normal(type, {vocabulary, width}, 2 * scale);
   p.targets = pool.integers({rows}, 0, static_cast<int32_t>(vocabulary - 1));
-  for (int64_t t = 3; t < rows; t += 7) p.targets.as<int32_t>()[t] = -1;
+  for (int64_t t = 3; t < rows; t += 7) p.targets.as<int32_t>()[t] = t % 2 ? kNoTarget : kPadding;
   p.losses = pool.normal(accumulate_dtype(type), {rows}, 100);
   p.dhidden = pool.normal(type, {rows, width}, 100);
   p.dweight = pool.normal(accumulate_dtype(type), {vocabulary, width}, 1e-3);
@@ -273,7 +274,7 @@ TEST_CASE("cross-entropy refuses tokens outside the vocabulary and wrong shapes"
   Context ctx(kScratch);
   Pool pool;
   Problem p = make_problem(pool, DType::f32, 5, 8, 10);
-  for (const int32_t bad : {10, -2}) {
+  for (const int32_t bad : {10, -3}) {
     p.targets.as<int32_t>()[2] = bad;
     try {
       cross_entropy_forward(ctx, p.losses, p.hidden, p.head, p.targets);

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "core/parallel_for.h"
+#include "core/targets.h"
 #include "ops/matmul.h"
 
 #include "ops/cpu/isa_begin.h"
@@ -31,9 +32,10 @@ int64_t chunk_rows(int64_t rows, int64_t vocabulary, DType logits) {
 void check_targets(const char* op, const Tensor& targets, int64_t vocabulary) {
   const int32_t* t = targets.as<int32_t>();
   for (int64_t i = 0; i < targets.numel(); ++i)
-    if (t[i] < -1 || t[i] >= vocabulary)
-      fail(ExitCode::data, "{}: target {} at row {} is outside the vocabulary of {} words (-1 means no loss)",
-           op, t[i], i, vocabulary);
+    if (t[i] < kPadding || t[i] >= vocabulary)
+      fail(ExitCode::data,
+           "{}: target {} at row {} is outside the vocabulary of {} words (-1 and -2 mean no loss)", op, t[i],
+           i, vocabulary);
 }
 
 /// Partial results of independent lanes, so that a row's max and sum vectorise; combined in a deterministic

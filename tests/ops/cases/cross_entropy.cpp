@@ -6,6 +6,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "core/targets.h"
 #include "ops/cases.h"
 #include "support/gpu.h"
 
@@ -19,7 +20,7 @@ constexpr int64_t kNever = int64_t{1} << 40;
 /// 40,000 words in f32 differ by their order.
 double tolerance_factor(int64_t vocabulary) { return vocabulary < 64 ? 8 : vocabulary > 10000 ? 4 : 2; }
 
-/// Every `without`-th row has target -1. With gradient, or the losses alone.
+/// Every `without`-th row has no target. With gradient, or the losses alone.
 OpCase loss_case(int64_t rows, int64_t width, int64_t vocabulary, bool gradient, int64_t without = 7,
                  double cap = 0, double z = 0) {
   return {fmt::format("cross_entropy_forward{} T={} C={} V={} -1 every {} cap {} z {}",
@@ -29,7 +30,8 @@ OpCase loss_case(int64_t rows, int64_t width, int64_t vocabulary, bool gradient,
             LinearWeight head;
             head.value = r.input("head", {vocabulary, width}, 2 / std::sqrt(static_cast<double>(width)));
             const Tensor targets = r.input("targets", DType::i32, {rows}, [=](int64_t i) {
-              return i % without == without - 1 ? -1.0 : static_cast<double>((i * 7919 + 13) % vocabulary);
+              if (i % without == without - 1) return static_cast<double>(i % 2 ? kNoTarget : kPadding);
+              return static_cast<double>((i * 7919 + 13) % vocabulary);
             });
             const Tensor losses = r.output("losses", r.wide, {rows});
             if (!gradient) return cross_entropy_forward(r.ctx, losses, hidden, head, targets, cap);
