@@ -104,7 +104,8 @@ TEST_CASE("bench measures kernels, products, attention, experts and steps on eve
 TEST_CASE("operations are compared with the peak of products of their own type", "[bench]") {
   const TinyRun t;
   const std::string file = t.folder / "ops.json";
-  const Outcome o = t.sluice({"bench", "peak,ops", "--device", "cpu", "--seconds", "0.001", "--json", file});
+  const Outcome o = t.sluice(
+      {"bench", "peak,ops", "--size", "tiny", "--device", "cpu", "--seconds", "0.001", "--json", file});
   INFO(o.err);
   REQUIRE(o.code == 0);
   const auto result = nlohmann::json::parse(io::read_file(file));

@@ -204,14 +204,14 @@ json run_peak() {
           {"triad_gb_per_second", peak.triad}};
 }
 
-json run_ops(const std::vector<std::string>& precisions, double seconds) {
+json run_ops(const std::vector<std::string>& precisions, bool tiny, double seconds) {
   json all;
   for (const std::string& precision : precisions) {
     const bench::ProductsPeak peak(dtype_of(precision));
     const double gflops = peak.measure(0.2);
     fmt::print("{:<32}{:<6}{:<26}{:>11}{:>10}{:>8}{:>9}   of {} {:.1f} GFLOP/s\n", "op", "", "shape", "us",
                "GFLOP/s", "% peak", "GB/s", peak.name(), gflops);
-    for (json row : bench::measure_ops(dtype_of(precision), gflops, seconds)) {
+    for (json row : bench::measure_ops(dtype_of(precision), tiny, gflops, seconds)) {
       if (row.contains("percent_of_peak")) row["peak"] = peak.name(), row["peak_gflops"] = gflops;
       fmt::print("{:<32}{:<6}{:<26}{:>11.1f}{:>10}{:>8}{:>9}\n", row["op"].get<std::string>(), precision,
                  row["shape"].get<std::string>(), row["us"].get<double>(), number(row, "gflops", "{:.1f}"),
@@ -267,7 +267,7 @@ void run(BenchOptions options) {
   const double begin = bench::now();
   json result = describe(device);
   if (wants("peak")) result["peak"] = run_peak();
-  if (wants("ops")) result["ops"] = run_ops(options.precisions, seconds_or(0.1));
+  if (wants("ops")) result["ops"] = run_ops(options.precisions, tiny, seconds_or(0.1));
 
   const bool quick = options.size == "quick";
   bench::RaceOptions race{device, tiny, quick, seconds_or(quick ? 0.2 : 2), quick ? 11 : 51};
@@ -313,10 +313,10 @@ void add_bench_command(Command& app, int&) {
       ->between(1024, 1 << 20);
   command->add_option("--device", options->device, "auto, cpu or cuda")->one_of({"auto", "cpu", "cuda"});
   command
-      ->add_option("--size", options->size,
-                   "sizes in kernels, matmul, attention, moe and sparse: full (typical of models on that "
-                   "device), quick "
-                   "(few of them, with few turns) or tiny")
+      ->add_option(
+          "--size", options->size,
+          "sizes: full (typical of models on that device), tiny, or, in kernels, matmul, attention, moe and "
+          "sparse, quick (few of them, with few turns)")
       ->one_of({"full", "quick", "tiny"});
   command->add_option("--model", options->models, "models of which to train a few steps")
       ->delimiter(',')

@@ -55,9 +55,9 @@ struct ProductsPeak {
 double copy_rate(double seconds);
 Peak measure_peak(double seconds);
 
-/// Every op of a training step, at the shapes of models typical of this kind of machine; one JSON object per
-/// row. peak_gflops: of products of that type, to which the rows' percent_of_peak refers.
-nlohmann::json measure_ops(DType dtype, double peak_gflops, double seconds);
+/// Every op of a training step, at the shapes of models typical of this kind of machine (or tiny); one JSON
+/// object per row. peak_gflops: of products of that type, to which the rows' percent_of_peak refers.
+nlohmann::json measure_ops(DType dtype, bool tiny, double peak_gflops, double seconds);
 
 /// At GPU sizes (or tiny); rows of race().
 nlohmann::json measure_kernels(const RaceOptions& options);

@@ -1,4 +1,4 @@
-// One op at a time, forward and backward, at the shapes of a 1024-token micro-batch.
+// One op at a time, forward and backward, at the shapes of a 1024-token micro-batch, or at tiny ones.
 #include <spdlog/fmt/fmt.h>
 
 #include <functional>
@@ -206,8 +206,16 @@ class OpBench {
 
 }  // namespace
 
-nlohmann::json measure_ops(DType dtype, double peak_gflops, double seconds) {
+nlohmann::json measure_ops(DType dtype, bool tiny, double peak_gflops, double seconds) {
   OpBench b(dtype, peak_gflops, seconds);
+  if (tiny) {
+    b.linear(128, 96, 64);
+    b.cross_entropy(128, 512, 64);
+    b.attention(2, 64, 4, 2, 32);
+    b.streaming(128, 64, 96, 2, 512);
+    b.adamw(10'000);
+    return b.take_rows();
+  }
   b.linear(1024, 384, 384);
   b.linear(1024, 128, 384);
   b.linear(1024, 2048, 384);
