@@ -89,12 +89,31 @@ void check_batch(const Config& config, int64_t all_ranks, ProblemSink& problem) 
   }
 }
 
+/// With zero_stage 0 and 1 the gradients of an expert are summed within a group of expert-parallel ranks
+/// first: a subtree of that over all micro-batches only where the group's are a power of two.
+void check_expert_sums(const Config& config, int64_t ranks, ProblemSink& problem) {
+  const ParallelConfig& p = config.parallel;
+  if (p.determinism != Determinism::exact || p.exact_sum != ExactSum::tree || p.zero_stage > 1 ||
+      p.expert < 1 || p.context < 1 || ranks <= p.expert)
+    return;
+  const int64_t apart = p.expert / std::min(p.context, p.expert);  // ranks of a group with other sequences
+  if ((apart & (apart - 1)) == 0) return;
+  problem(
+      {"parallel.exact_sum", "parallel.determinism", "parallel.expert", "parallel.zero_stage"},
+      fmt::format("parallel.exact_sum: tree with parallel.zero_stage = {} sums an expert's gradient within "
+                  "its group of parallel.expert = {} ranks first, which gives the bits of other layouts "
+                  "only where a power of two of them have sequences of their own; {} have; use fixed64, "
+                  "or zero_stage 2 or 3",
+                  p.zero_stage, p.expert, apart));
+}
+
 }  // namespace
 
 void check_rank_rules(const Config& config, int64_t ranks, ProblemSink& problem) {
   check_experts(config, ranks, problem);
   check_receive_buffer(config, problem);
   check_batch(config, ranks, problem);
+  check_expert_sums(config, ranks, problem);
   const LoadBalanceConfig& balance = config.model.moe.load_balance;
   if (config.model.moe.num_experts > 0 && balance.scope == BalanceScope::global_batch &&
       balance.coefficient > 0 && config.parallel.determinism == Determinism::exact)

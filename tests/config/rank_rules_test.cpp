@@ -94,6 +94,30 @@ TEST_CASE("a rule of ranks points at the command line, and is silent on values t
   CHECK(load_problems({.ranks = 3}, {"train.global_batch_size=9"}).empty());
 }
 
+TEST_CASE("a tree of sums needs groups of a power of two where experts are summed in groups first",
+          "[config][ranks]") {
+  const test::ScratchFolder folder;
+  folder.write(
+      "a.yaml",
+      "model: {hidden_size: 32, moe: {num_experts: 6, num_experts_per_tok: 2, moe_intermediate_size: 32, "
+      "load_balance: {scope: micro_batch}}}\n"
+      "train: {micro_batch_size: 1, global_batch_size: 12}\n"
+      "parallel: {determinism: exact, exact_sum: tree, expert: 3}\n");
+  const std::vector<std::string> refused = load_problems({.ranks = 6});
+  REQUIRE(refused.size() == 1);
+  CHECK_THAT(refused[0],
+             Contains("tree with parallel.zero_stage = 0 sums an expert's gradient within its group of "
+                      "parallel.expert = 3 ranks") &&
+                 Contains("3 have; use fixed64, or zero_stage 2 or 3"));
+  CHECK(load_problems({.ranks = 6}, {"parallel.zero_stage=1"}).size() == 1);
+  CHECK(load_problems({.ranks = 12}, {"parallel.expert=6", "parallel.context=2"}).size() == 1);
+  CHECK(load_problems({.ranks = 6}, {"parallel.zero_stage=2"}).empty());
+  CHECK(load_problems({.ranks = 6}, {"parallel.exact_sum=fixed64"}).empty());
+  CHECK(load_problems({.ranks = 6}, {"parallel.determinism=same_layout"}).empty());
+  CHECK(load_problems({.ranks = 3}).empty());  // one group: its sum is the whole tree
+  CHECK(load_problems({.ranks = 12}, {"parallel.expert=2"}).empty());
+}
+
 TEST_CASE("a micro-batch has no more rows than are counted in 32 bits, here and received",
           "[config][ranks]") {
   const test::ScratchFolder folder;
