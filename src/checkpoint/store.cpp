@@ -193,6 +193,10 @@ struct CheckpointStore::Impl {
     check_space();
     try {
       Manifest manifest = collect_parts(*current, write_files(*current), patience);
+      // What was written may be of two steps: without a snapshot it was the memory that training goes on in.
+      if (!memory && patience.ended)
+        fail(ExitCode::save_failed, "not written within {} s, and training has gone on",
+             config.timeout_seconds);
       finish_staging(*current, manifest);
       guard();
       publish(*current, final_path);
@@ -422,7 +426,10 @@ void CheckpointStore::save(const CheckpointContent& content, bool keep_all) {
   std::optional<SaveJob> job = impl_->agree_on_job(content, keep_all);
   if (!job) return;
   impl_->begin(std::move(*job));
-  if (!impl_->config.async) wait();
+  if (!impl_->config.async && !impl_->conclude())
+    impl_->failed(content.step,
+                  fmt::format("a rank's files are still being written after {} s; training goes on",
+                              impl_->config.timeout_seconds));
 }
 
 bool CheckpointStore::wait() {
