@@ -38,18 +38,21 @@ Site site_of(GatePosition position) {
   return {"", ""};
 }
 
-/// Starts one gate of one layer; returns whether the function is kept.
+/// Starts one gate of one layer; returns whether the function is kept. linear: what lies between the
+/// projection and the gate is, so that a factor of the one makes up for a score of the other.
 bool start_gate(const GateConfig& gate, const std::string& weight, const std::vector<std::string>& projection,
-                FreshStart& start) {
+                bool linear, FreshStart& start) {
   const bool constant = gate.input == GateInput::none, adds = gate.combine == GateCombine::add;
   double z = constant ? 0 : gate.bias.value_or(0);
   if (constant && !adds && gate.activation == GateActivation::identity) z = 1;
   if (constant && !adds && gate.activation == GateActivation::silu) z = kSiluOne;
   const double score = activate(gate.activation, z, sigmoid(z));
   if (adds ? score != 0 : score == 0) return false;
-  start.constants[weight] = constant ? z : 0;
   const double factor = adds ? 1 : 1 / score;
-  if (std::abs(factor - 1) < 1e-12) return true;
+  const bool neutral = std::abs(factor - 1) < 1e-12;
+  if (!neutral && !linear) return false;
+  start.constants[weight] = constant ? z : 0;
+  if (neutral) return true;
   for (const std::string& parameter : projection)
     start.factors.try_emplace(parameter, 1.0).first->second *= factor;
   return true;
@@ -60,15 +63,23 @@ void start_gates(const ModelConfig& model, const std::set<std::string>& missing,
   for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer) {
     const std::string prefix = fmt::format("model.layers.{}.self_attn.", layer);
     std::map<GatePosition, int> count;
+    std::set<GatePosition> not_linear;  // where a gate of the source reads itself, or adds
     for (const GateConfig& gate : model.attention.gates) {
       const Site site = site_of(gate.position);
-      std::string name = prefix + site.prefix + (gate.input == GateInput::none ? "gate" : "gate_proj");
+      const bool reads_itself = gate.input == GateInput::self;
+      std::string name = prefix + site.prefix + (reads_itself ? "self_" : "") +
+                         (gate.input == GateInput::none ? "gate" : "gate_proj");
       if (const int place = ++count[gate.position]; place > 1) name += "_" + std::to_string(place);
       const std::string weight = name + ".weight", bias = name + ".bias";
-      if (!missing.count(weight)) continue;
+      if (!missing.count(weight)) {
+        if (reads_itself || gate.combine == GateCombine::add) not_linear.insert(gate.position);
+        continue;
+      }
       std::vector<std::string> projection{prefix + site.projection + ".weight"};
       if (site.gated) projection.push_back(prefix + site.projection + ".bias");  // where the model has it
-      if (!start_gate(gate, weight, projection, start)) continue;
+      // What the projection of an output gives follows its gates.
+      const bool linear = !site.gated || !not_linear.count(gate.position);
+      if (!start_gate(gate, weight, projection, linear, start)) continue;
       kept.insert(weight);
       kept.insert(bias);  // it starts at the configured value, which the score above is of
     }
@@ -134,7 +145,8 @@ FreshStart fresh_start(const ModelConfig& model, std::vector<std::string> missin
     const size_t gate = name.find(".shared_expert_gate.");
     const bool expert_gate =
         gate != std::string::npos && names.count(name.substr(0, gate) + expert + "down_proj.weight") > 0;
-    if (sinks || unused || new_expert || expert_gate) kept.insert(name);
+    const bool exclusive = name.ends_with(".self_attn.exclusive_scale");  // starts at 0
+    if (sinks || unused || new_expert || expert_gate || exclusive) kept.insert(name);
   }
   for (const std::string& name : start.missing)
     if (!kept.count(name)) start.changes_function.push_back(name);

@@ -232,13 +232,16 @@ TEST_CASE("a gate added to trained weights keeps their function", "[interop]") {
        {"{position: sdpa_output}", "{position: value}, {position: dense_output}", "{position: query}",
         "{position: key, granularity: headwise}", "{combine: add, activation: silu}",
         "{input: none, activation: identity}", "{input: none, activation: silu}", "{activation: ns_sigmoid}",
-        "{heads: shared}"}) {
+        "{heads: shared}", "{position: value, input: self}"}) {
     INFO(gates);
     CHECK(start(gates, {}, out) == Approx(before).epsilon(1e-6));
     CHECK_THAT(out, Contains("the function of the weights"));
   }
   CHECK(start("", {"model.attention.gates=[]", "model.attention.kind=sink"}, out) ==
         Approx(before).epsilon(1e-6));
+  CHECK(start("", {"model.attention.gates=[]", "model.attention.exclusive=learned"}, out) ==
+        Approx(before).epsilon(1e-6));
+  CHECK_THAT(out, Contains("they keep the function of the weights"));
   // Where it cannot be kept, that is said.
   start("{activation: silu}", {}, out);
   CHECK_THAT(out, Contains("the function changes by self_attn.gate_proj.weight"));
@@ -250,6 +253,28 @@ TEST_CASE("a gate added to trained weights keeps their function", "[interop]") {
   const Outcome none = t.train({from, "run_dir=" + (t.folder / "no")});
   CHECK(none.code == 64);
   CHECK_THAT(none.err, Contains("model.attention.gates") && Contains("train.init_missing: fresh"));
+}
+
+TEST_CASE("a gate behind one that adds or reads itself is not said to keep the function", "[interop]") {
+  const TinyRun t;
+  for (const std::string first : {"{position: query, combine: add}", "{position: query, input: self}"}) {
+    INFO(first);
+    const std::string source = t.folder / (first.find("self") == std::string::npos ? "adds" : "self");
+    REQUIRE(
+        t.train({"model.attention.gates=[" + first + "]", "train.max_steps=2", "run_dir=" + source}).code ==
+        0);
+    const auto start = [&](const std::string& second) {
+      const Outcome o =
+          t.train({"train.init_from=" + source, "run_dir=" + source + second, "train.max_steps=1",
+                   "train.init_missing=fresh",
+                   "model.attention.gates=[" + first + ", {position: query, activation: " + second + "}]"});
+      INFO(o.err);
+      REQUIRE(o.code == 0);
+      return o.out;
+    };
+    CHECK_THAT(start("sigmoid"), Contains("the function changes by self_attn.query_gate_proj_2.weight"));
+    CHECK_THAT(start("two_sigmoid"), Contains("they keep the function of the weights"));  // its score is 1
+  }
 }
 
 TEST_CASE("sluice import names what a folder has and Sluice lacks", "[interop]") {
