@@ -91,8 +91,10 @@ void state_data(StartFacts& facts, const Config& config, const Blend& training, 
   state_contents(facts, "the contents of data.train", training);
   for (size_t i = 0; i < evaluator.blends().size(); ++i)
     state_contents(facts, fmt::format("the contents of data.validation[{}]", i), *evaluator.blends()[i]);
-  if (!config.train.init_from.empty())
-    facts.set("the contents of train.init_from", fingerprint_of_weights(config.train.init_from),
+  // A run that goes on does not need them any more; one that begins says itself what is missing.
+  if (const std::string& weights = config.train.init_from; !weights.empty())
+    facts.set("the contents of train.init_from",
+              io::exists(weights) ? fingerprint_of_weights(weights) : "none, there is no such path",
               ExitCode::data);
 }
 
