@@ -40,9 +40,11 @@ struct HfModel {
   std::map<std::string, Spelling> spelled;  // by model key
   std::vector<Unsupported> unsupported;
   int64_t lora_rank = 0;
-  /// bos_token_id. Only a model of Sluice always has it in front of a text; of others the tokenizer's files
-  /// say whether it is put there (folder_begin_token).
+  /// sluice_begin_token, which Sluice writes in every format, otherwise bos_token_id.
   std::optional<int64_t> begin_token;
+  /// Whether it stands in front of every text, and none does without one: of what Sluice has written. Of
+  /// others the tokenizer's files say whether it is put there (folder_begin_token).
+  bool begin_stated = false;
   /// eos_token_id, the first where there are several.
   std::optional<int64_t> end_token;
 };

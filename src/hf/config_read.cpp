@@ -46,7 +46,8 @@ class Reading {
     gpt_ = out_.model_type == "gpt_oss";
     read_shape(type);
     read_rope();
-    out_.begin_token = token_id("bos_token_id");
+    out_.begin_stated = own_ || top_.object().contains("sluice_begin_token");
+    out_.begin_token = token_id(own_ || !out_.begin_stated ? "bos_token_id" : "sluice_begin_token");
     out_.end_token = token_id("eos_token_id");
     if (own_) read_own();
     if (gpt_)

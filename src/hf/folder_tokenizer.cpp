@@ -66,7 +66,7 @@ std::optional<TokenizerConfig> folder_tokenizer(const std::string& folder, const
 }
 
 std::optional<int64_t> folder_begin_token(const std::string& folder, const HfModel& model) {
-  if (model.format == HfFormat::sluice) return model.begin_token;
+  if (model.begin_stated) return model.begin_token;
   const json adds = at(settings_of(folder), "add_bos_token");
   if (adds.is_boolean()) return adds.get<bool>() ? model.begin_token : std::nullopt;
   if (io::exists(folder + "/" + kTokenizerFile)) return std::nullopt;

@@ -17,9 +17,10 @@ bool is_of_bytes(const std::string& folder);
 /// files.
 std::optional<TokenizerConfig> folder_tokenizer(const std::string& folder, const HfModel& model);
 
-/// The token in front of each text (data.begin_token): of a model of Sluice its bos_token_id; otherwise the
-/// same where tokenizer_config.json has add_bos_token: true, and nothing where it has false; without that
-/// key, the special token with which the template in tokenizer.json's post_processor begins.
+/// The token in front of each text (data.begin_token): what config.json states, if Sluice has written it.
+/// Otherwise its bos_token_id where tokenizer_config.json has add_bos_token: true, and nothing where it has
+/// false; without that key, the special token with which the template in tokenizer.json's post_processor
+/// begins.
 std::optional<int64_t> folder_begin_token(const std::string& folder, const HfModel& model);
 
 }  // namespace sluice

@@ -21,7 +21,9 @@ std::string number(const nlohmann::json& j, const char* key) {
 
 /// The line of RUN/eval.jsonl of a step; null if there is none. Damaged lines are skipped.
 nlohmann::json evaluation_of(const CheckpointInfo& checkpoint) {
-  const auto run = std::filesystem::path(checkpoint.path).parent_path().parent_path();
+  auto path = std::filesystem::absolute(checkpoint.path).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();  // the slash that a shell adds
+  const auto run = path.parent_path().parent_path();
   const std::string file = run / "eval.jsonl";
   nlohmann::json result;
   if (!io::exists(file) || io::is_directory(file)) return result;

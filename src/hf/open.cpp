@@ -9,6 +9,7 @@
 #include "config/load.h"
 #include "core/io.h"
 #include "core/strict_json.h"
+#include "data/bpe.h"
 #include "hf/folder_tokenizer.h"
 #include "hf/layouts.h"
 
@@ -35,9 +36,14 @@ ModelFiles open_folder(const std::string& folder, const OpenOptions& options) {
   // Before memory is taken for sizes that only config.json claims.
   compare_weights(folder, model_tensors(files.config.model), {files.map, {}});
   TokenizerConfig tokenizer = files.config.data.tokenizer;
-  if (!options.tokenizer.empty())
+  if (!options.tokenizer.empty()) {
     tokenizer = tokenizer_config(options.tokenizer);
-  else if (tokenizer.type != TokenizerType::byte && !io::exists(tokenizer.path))
+    if (tokenizer.type == TokenizerType::bpe) {
+      tokenizer.end_of_document = files.config.data.tokenizer.end_of_document;
+      if (tokenizer.end_of_document.empty() && source.end_token)
+        tokenizer.end_of_document = bpe_end_of_document(tokenizer.path, *source.end_token);
+    }
+  } else if (tokenizer.type != TokenizerType::byte && !io::exists(tokenizer.path))
     fail(ExitCode::usage,
          "{}: contains no tokenizer (tokenizer.model, tokenizer.json); give --tokenizer byte|PATH", folder);
   files.tokenizer = make_tokenizer(tokenizer);

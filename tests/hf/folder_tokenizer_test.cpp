@@ -14,6 +14,7 @@ HfModel model(HfFormat format, std::optional<int64_t> begin, std::optional<int64
   HfModel m;
   m.format = format;
   m.begin_token = begin;
+  m.begin_stated = format == HfFormat::sluice;
   m.end_token = end;
   return m;
 }

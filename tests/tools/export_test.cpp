@@ -84,6 +84,35 @@ TEST_CASE("the token in front of a text goes along with an export in every forma
   }
 }
 
+TEST_CASE("a folder of another format has the begin token of its run, or none", "[export]") {
+  // One that is none of the tokenizer's, which tokenizer_config.json cannot name.
+  const Exported t;
+  REQUIRE(t.train({"data.begin_token=257", "model.vocab_size=258", "model.attention.gates=[]"}).code == 0);
+  t.write_export("qwen3");
+  CHECK(t.loss(t.out) == Approx(t.loss(t.run)).epsilon(1e-6));
+  // Weights alone, without the tokenizer's files.
+  const std::string weights = t.folder / "weights";
+  REQUIRE(t.sluice({"checkpoint", "export", t.run, "-o", weights}).code == 0);
+  const Outcome o = t.sluice({"eval", weights, "data.seq_len=16", "--tokenizer", "byte", "--data",
+                              "held_out=" + (t.folder / "held_out"), "--json"});
+  INFO(o.err);
+  REQUIRE(o.code == 0);
+  CHECK(nlohmann::json::parse(o.out)["sets"]["held_out"]["loss"].get<double>() ==
+        Approx(t.loss(t.run)).epsilon(1e-6));
+  // And none, although the tokenizer's file puts one in front of every text.
+  const Exported plain;
+  REQUIRE(plain.train({"model.attention.gates=[]"}).code == 0);
+  plain.write_export("qwen3");
+  const std::string file = plain.out + "/tokenizer.json";
+  nlohmann::ordered_json tokenizer = nlohmann::ordered_json::parse(io::read_file(file));
+  tokenizer["post_processor"] = {
+      {"type", "TemplateProcessing"},
+      {"single", {{{"SpecialToken", {{"id", "<|endoftext|>"}, {"type_id", 0}}}}}},
+      {"special_tokens", {{"<|endoftext|>", {{"id", "<|endoftext|>"}, {"ids", {256}}}}}}};
+  write_bytes(file, tokenizer.dump());
+  CHECK(plain.loss(plain.out) == Approx(plain.loss(plain.run)).epsilon(1e-6));
+}
+
 TEST_CASE("documents of an exported folder end with the token of the run", "[export]") {
   const Exported t;
   // A tokenizer with two tokens that may end documents.
@@ -127,6 +156,13 @@ TEST_CASE("documents of an exported folder end with the token of the run", "[exp
   CHECK(t.loss(t.out) == Approx(t.loss(t.run)).epsilon(1e-6));  // not refused: documents end alike
   CHECK(t.text_of(t.out) == t.text_of(t.run));
   CHECK_THAT(t.sluice({"import", t.out}).out, Contains("end_of_document: \"<|im_end|>\""));
+  // The same tokenizer, given by hand.
+  const Outcome by_hand = t.sluice({"eval", t.out, "data.seq_len=16", "--tokenizer", tokenizer, "--data",
+                                    "held_out=" + (t.folder / "held_out"), "--json"});
+  INFO(by_hand.err);
+  REQUIRE(by_hand.code == 0);
+  CHECK(nlohmann::json::parse(by_hand.out)["sets"]["held_out"]["loss"].get<double>() ==
+        Approx(t.loss(t.run)).epsilon(1e-6));
   // Where the tokenizer cannot choose.
   const Outcome bytes =
       t.sluice({"tokenize", t.folder / "text.txt", "-o", t.folder / "b", "--end-of-document", "x"});

@@ -577,10 +577,9 @@ class SluicePreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
 
     def __init__(self, config, *args, **kwargs):
-        if config.attention["kind"] == "sparse":
-            self._supports_flash_attn = self._supports_flex_attn = False  # keys are selected by a mask
         if config.attention["kind"] != "softmax":
-            self._supports_sdpa = False  # it would leave the sinks out
+            # Only eager_attention knows sinks, keys beside those of tokens, softpick, and keys selected by a mask.
+            self._supports_sdpa = self._supports_flash_attn = self._supports_flex_attn = False
             if getattr(config, "_attn_implementation_internal", None) in (None, "sdpa"):
                 config._attn_implementation = "eager"
         super().__init__(config, *args, **kwargs)
