@@ -60,12 +60,11 @@ void evaluate_tasks(const std::string& model, const OpenOptions& how, const Eval
                result->answer_loss,
                result->truncated > 0 ? fmt::format("  {} contexts truncated", result->truncated) : "");
   }
-  if (json)
-    fmt::print("{}\n", nlohmann::ordered_json{{"schema", 1},
-                                              {"step", std::max<int64_t>(step, 0)},
-                                              {"tokens", trained_tokens},
-                                              {"tasks", results}}
-                           .dump());
+  if (!json) return;
+  nlohmann::ordered_json line = {
+      {"schema", 1}, {"step", step}, {"tokens", trained_tokens}, {"tasks", results}};
+  if (step < 0) line["step"] = line["tokens"] = nullptr;  // a folder of no run
+  fmt::print("{}\n", line.dump());
 }
 
 }  // namespace sluice

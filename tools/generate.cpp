@@ -72,7 +72,9 @@ void generate(const GenerateOptions& options) {
         "the prompt has {} tokens, {} more than fit into the model's context: the first {} are left out",
         prompt.size(), over, over);
   generator.run(prompt, options.new_tokens, options.sampling, [&](int32_t token) {
-    if (token == tokenizer.end_of_document() && !options.ignore_end) return false;
+    // A model may have more tokens than its tokenizer; those stand for no text.
+    if (token >= tokenizer.vocab_size() || (token == tokenizer.end_of_document() && !options.ignore_end))
+      return false;
     stream.add(token);
     return std::ferror(stdout) == 0;
   });

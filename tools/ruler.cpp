@@ -118,7 +118,8 @@ void refuse_of_generated(const RulerCommand& c) {
 }
 
 /// Prompts from files, all of them unless --samples is given. Their length is the next power of two.
-std::vector<RulerCell> file_cells(const RulerCommand& c, const Tokenizer& tokenizer) {
+/// begin_token: stands in front of each prompt.
+std::vector<RulerCell> file_cells(const RulerCommand& c, const Tokenizer& tokenizer, bool begin_token) {
   std::vector<RulerCell> cells;
   for (const std::string& path : c.prompts) {
     const RulerTask task = task_of_file(path);
@@ -126,7 +127,7 @@ std::vector<RulerCell> file_cells(const RulerCommand& c, const Tokenizer& tokeni
     int64_t tokens = 0, length = 64;
     for (const RulerPrompt& p : *prompts)
       tokens = std::max<int64_t>(tokens, std::ssize(tokenizer.encode(p.text())));
-    while (length < tokens + tokens_to_generate(task)) length *= 2;
+    while (length < begin_token + tokens + tokens_to_generate(task)) length *= 2;
     for (const RulerCell& cell : cells)
       if (cell.task == task && cell.length == length)
         fail(ExitCode::usage, "--prompts {}: a file of {} at a length of {} is given already", path,
@@ -203,7 +204,7 @@ void run(const RulerCommand& c, int& exit_code) {
   const RulerTexts texts = texts_of(c);
   const std::vector<RulerCell> cells = c.prompts.empty()
                                            ? generated_cells(c, texts, trained.tokenizer(), begin.has_value())
-                                           : file_cells(c, trained.tokenizer());
+                                           : file_cells(c, trained.tokenizer(), begin.has_value());
   int64_t longest = 0;
   for (const RulerCell& cell : cells) longest = std::max(longest, cell.length);
   if (const int64_t positions = max_positions(trained.config()); longest > positions && c.prompts.empty())

@@ -57,6 +57,19 @@ TEST_CASE("ruler answers prompts, keeps every answer and goes on", "[ruler]") {
   CHECK(nlohmann::json::parse(given.out)["cells"][0]["task"] == "vt");
   CHECK(nlohmann::json::parse(given.out)["cells"][0]["length"] == 64);
 
+  // A begin token takes a place, too: 34 + 30 tokens fill a length of 64 without it.
+  const std::string begins = t.folder / "begins";
+  REQUIRE(t.train({"model.max_position_embeddings=700", "data.begin_token=256", "run_dir=" + begins}).code ==
+          0);
+  write_bytes(t.folder / "vt.jsonl", "{\"input\": \"" + std::string(34, 'x') + "\", \"outputs\": [\"A\"]}\n");
+  for (const auto& [run, length] : {std::pair(t.run, 64), std::pair(begins, 128)}) {
+    const Outcome o = t.sluice({"ruler", run, "--prompts", t.folder / "vt.jsonl", "-o",
+                                t.folder / fmt::format("filled{}", length), "--json"});
+    INFO(o.err);
+    REQUIRE(o.code == 0);
+    CHECK(nlohmann::json::parse(o.out)["cells"][0]["length"] == length);
+  }
+
   // Of a file all prompts are asked, unless --samples is given.
   std::string many;
   for (int i = 0; i < 103; ++i)

@@ -446,6 +446,16 @@ TEST_CASE("generate says what of a prompt the model does not see", "[train]") {
   CHECK_THAT(t.sluice({"generate", t.run, "-p", std::string(16, 'a'), "-n", "1"}).err, !Contains("left out"));
 }
 
+TEST_CASE("a token that the tokenizer lacks ends a generated text", "[train]") {
+  const TinyRun t;
+  REQUIRE(t.train({"model.vocab_size=512", "train.max_steps=1"}).code == 0);
+  for (const char* seed : {"1", "2", "3"}) {
+    const Outcome o = t.sluice({"generate", t.run, "-n", "60", "--seed", seed});
+    INFO(o.err);
+    CHECK(o.code == 0);
+  }
+}
+
 TEST_CASE("help is short, and every command has its own with examples", "[train]") {
   const TinyRun t;
   const Outcome help = t.sluice({"--help"});
