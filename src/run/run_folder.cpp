@@ -105,6 +105,11 @@ RunFolder::~RunFolder() {
   if (lock_ >= 0) close(lock_);
 }
 
+std::string RunFolder::path() const {
+  const std::lock_guard lock(following_);
+  return path_;
+}
+
 void RunFolder::write(const std::string& name, const std::string& content) const {
   require_ours();
   io::write_file_atomic(file(name), content);
@@ -139,7 +144,7 @@ bool RunFolder::ours() const {
 /// The current path of the lock according to the kernel; "" if it was removed.
 std::string RunFolder::renamed_to() const {
   char text[4096];
-  const ssize_t n = readlink(fmt::format("/proc/self/fd/{}", lock_).c_str(), text, sizeof text - 1);
+  const ssize_t n = readlink(fmt::format("/proc/self/fd/{}", lock_.load()).c_str(), text, sizeof text - 1);
   const std::string now(text, static_cast<size_t>(std::max<ssize_t>(n, 0)));
   struct stat held, there;
   if (now.empty() || fstat(lock_, &held) != 0 || stat(now.c_str(), &there) != 0 ||
@@ -152,7 +157,7 @@ void RunFolder::require_ours() const {
   if (ours()) return;
   const std::string now = renamed_to();
   fail(ExitCode::cannot_create,
-       "{} is no longer the folder of this run, which {}{}; nothing more is written there", path_,
+       "{} is no longer the folder of this run, which {}{}; nothing more is written there", path(),
        now.empty() ? "was removed" : "was renamed to " + now,
        io::exists(file("lock")) ? ", and another run has taken its place" : "");
 }
@@ -166,8 +171,7 @@ bool RunFolder::make_again() {
     close(lock);
     return false;
   }
-  close(lock_);
-  lock_ = lock;
+  close(lock_.exchange(lock));
   write_owner();
   return true;
 }
@@ -176,6 +180,7 @@ bool RunFolder::follow() {
   if (ours()) return false;
   const std::string now = renamed_to();
   if (now.empty()) return false;
+  const std::lock_guard lock(following_);
   path_ = now;
   return true;
 }

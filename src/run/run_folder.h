@@ -1,5 +1,7 @@
 #pragma once
 // RUN/: the folder of one run (README.md). One process at a time owns it.
+#include <atomic>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -22,8 +24,9 @@ class RunFolder {
   /// Training starts: the content of the folder is kept.
   void keep() { kept_ = true; }
 
-  const std::string& path() const { return path_; }
-  std::string file(const std::string& name) const { return path_ + "/" + name; }
+  /// Any thread may call.
+  std::string path() const;
+  std::string file(const std::string& name) const { return path() + "/" + name; }
 
   /// Replaces a file atomically. Error(cannot_create) if the folder no longer belongs to this run.
   void write(const std::string& name, const std::string& content) const;
@@ -46,8 +49,9 @@ class RunFolder {
   std::string renamed_to() const;
   void write_owner();
 
-  std::string path_, owner_;  // owner: the text in the lock about this process
-  int lock_ = -1;
+  mutable std::mutex following_;  // of path_, which changes while a save may be under way
+  std::string path_, owner_;      // owner: the text in the lock about this process
+  std::atomic<int> lock_ = -1;
   bool kept_ = false;
   std::string created_;              // the topmost folder that was created for it; empty: it existed
   std::vector<std::string> before_;  // its content at that time
