@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "core/targets.h"
 #include "data/loader.h"
 #include "data/token_check.h"
 #include "data/token_file.h"
@@ -172,7 +173,8 @@ void check_rows(const std::vector<int32_t>* columns, int64_t count, int64_t seq_
     const auto i = static_cast<size_t>(at);
     const int64_t begin = at / seq_len * seq_len;
     expect(columns[0][i] >= 0 && columns[0][i] < vocab_size, "a token outside the vocabulary came through");
-    expect(columns[1][i] >= -1 && columns[1][i] < vocab_size, "a target outside the vocabulary came through");
+    expect(columns[1][i] >= kPadding && columns[1][i] < vocab_size,
+           "a target outside the vocabulary came through");
     expect(columns[2][i] == at - begin, "a position is wrong");
     expect(columns[3][i] >= begin && columns[3][i] <= at, "first_key is outside its row");
   }
