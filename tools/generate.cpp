@@ -72,8 +72,7 @@ void generate(const GenerateOptions& options) {
         "the prompt has {} tokens, {} more than fit into the model's context: the first {} are left out",
         prompt.size(), over, over);
   generator.run(prompt, options.new_tokens, options.sampling, [&](int32_t token) {
-    // A model may have more tokens than its tokenizer; those stand for no text.
-    if (token >= tokenizer.vocab_size() || (token == tokenizer.end_of_document() && !options.ignore_end))
+    if (tokenizer.ends_text(token) && !(options.ignore_end && token == tokenizer.end_of_document()))
       return false;
     stream.add(token);
     return std::ferror(stdout) == 0;

@@ -25,6 +25,9 @@ class Tokenizer {
     return decode(tokens);
   }
   virtual int32_t end_of_document() const = 0;
+  /// Whether a model that says this token has nothing more to say: the end of a document, or a token beyond
+  /// the vocabulary, of which a model may have more than its tokenizer, and which stands for no text.
+  bool ends_text(int32_t token) const { return token == end_of_document() || token >= vocab_size(); }
   /// How the tokenizer's file writes a token, special or not: "<|endoftext|>".
   virtual std::string token_name(int32_t token) const = 0;
   /// Number of bytes of text that a token represents; 0 for special tokens (bits per byte: README.md).

@@ -80,7 +80,7 @@ struct Choice {
 
   /// Whether the text goes on behind this token.
   bool take(const Tokenizer& tokenizer, int32_t token) {
-    if (token == tokenizer.end_of_document() || token >= tokenizer.vocab_size()) {
+    if (tokenizer.ends_text(token)) {
       finish = "stop";
       return false;
     }

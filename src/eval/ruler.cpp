@@ -62,8 +62,7 @@ bool run_ruler(CachedModel& model, const Tokenizer& tokenizer, std::optional<int
     continue_greedily(
         model, prompts,
         [&](int64_t i, int32_t token) {
-          // A model may have more tokens than its tokenizer; those stand for no text.
-          if (token == tokenizer.end_of_document() || token >= tokenizer.vocab_size()) return false;
+          if (tokenizer.ends_text(token)) return false;
           generated[static_cast<size_t>(i)].push_back(token);
           return true;
         },

@@ -94,7 +94,7 @@ std::optional<std::vector<SampleText>> continue_prompts(Context& ctx, const Tran
         if (token < 0)  // on every rank
           fail(ExitCode::numeric, "prompt \"{}\": the model's logits are not finite: no token follows it",
                printable(prompts[begin + i], 60));
-        group[i]->ended = token == tokenizer.end_of_document() || token >= tokenizer.vocab_size();
+        group[i]->ended = tokenizer.ends_text(token);
         if (!group[i]->ended) group[i]->tokens.push_back(token);
       }
     }

@@ -44,34 +44,33 @@ int64_t positions(const Config& config) {
 nlohmann::json common_keys(const Config& config, int32_t end_of_document) {
   const ModelConfig& m = config.model;
   const RopeScalingConfig& scaling = m.rope.scaling;
-  nlohmann::json j = {
-      {"vocab_size", m.vocab_size},
-      {"hidden_size", m.hidden_size},
-      {"intermediate_size", m.intermediate_size},
-      {"num_hidden_layers", m.num_hidden_layers},
-      {"num_attention_heads", m.num_attention_heads},
-      {"num_key_value_heads", m.num_key_value_heads},
-      {"head_dim", m.head_dim},
-      {"hidden_act", word(m.hidden_act)},
-      {"rms_norm_eps", m.rms_norm_eps},
-      {"max_position_embeddings", positions(config)},
-      {"rope_theta", m.rope.theta},
-      {"rope_scaling", nullptr},
-      {"attention_bias", m.attention_bias},
-      {"qkv_bias", false},
-      {"attention_dropout", 0.0},
-      {"tie_word_embeddings", m.tie_word_embeddings},
-      {"initializer_range", m.initializer_range},
-      {"bos_token_id",
-       config.data.begin_token ? nlohmann::json(*config.data.begin_token) : nlohmann::json(nullptr)},
-      {"eos_token_id", end_of_document},
-      // Of other programs' models the tokenizer's files decide, whatever bos_token_id says.
-      {"sluice_begin_token",
-       config.data.begin_token ? nlohmann::json(*config.data.begin_token) : nlohmann::json(nullptr)},
-      {"torch_dtype", config.train.precision == Precision::bf16  ? "bfloat16"
-                      : config.train.precision == Precision::f64 ? "float64"
-                                                                 : "float32"},
-      {"use_cache", true}};
+  const nlohmann::json begin =
+      config.data.begin_token ? nlohmann::json(*config.data.begin_token) : nlohmann::json(nullptr);
+  nlohmann::json j = {{"vocab_size", m.vocab_size},
+                      {"hidden_size", m.hidden_size},
+                      {"intermediate_size", m.intermediate_size},
+                      {"num_hidden_layers", m.num_hidden_layers},
+                      {"num_attention_heads", m.num_attention_heads},
+                      {"num_key_value_heads", m.num_key_value_heads},
+                      {"head_dim", m.head_dim},
+                      {"hidden_act", word(m.hidden_act)},
+                      {"rms_norm_eps", m.rms_norm_eps},
+                      {"max_position_embeddings", positions(config)},
+                      {"rope_theta", m.rope.theta},
+                      {"rope_scaling", nullptr},
+                      {"attention_bias", m.attention_bias},
+                      {"qkv_bias", false},
+                      {"attention_dropout", 0.0},
+                      {"tie_word_embeddings", m.tie_word_embeddings},
+                      {"initializer_range", m.initializer_range},
+                      {"bos_token_id", begin},
+                      {"eos_token_id", end_of_document},
+                      // Of other programs' models the tokenizer's files decide, whatever bos_token_id says.
+                      {"sluice_begin_token", begin},
+                      {"torch_dtype", config.train.precision == Precision::bf16  ? "bfloat16"
+                                      : config.train.precision == Precision::f64 ? "float64"
+                                                                                 : "float32"},
+                      {"use_cache", true}};
   if (scaling.type == RopeScalingType::yarn)
     j["rope_scaling"] = {{"rope_type", "yarn"},
                          {"factor", scaling.factor},

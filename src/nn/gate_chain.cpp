@@ -57,6 +57,14 @@ std::optional<HeadGate> GateChain::head_gate(const Saved& s) const {
   return g;
 }
 
+std::string gate_name(std::string_view prefix, const GateConfig& gate, size_t place) {
+  std::string name(prefix);
+  if (gate.input == GateInput::self) name += "self_";
+  name += gate.input == GateInput::none ? "gate" : "gate_proj";
+  if (place > 0) name += "_" + std::to_string(place + 1);
+  return name;
+}
+
 AttentionGates::AttentionGates(const ModelConfig& config, ParamStore& store, const std::string& prefix,
                                const ByPosition<GateSite>& sites) {
   ByPosition<size_t> count = {};
@@ -65,13 +73,8 @@ AttentionGates::AttentionGates(const ModelConfig& config, ParamStore& store, con
     SLUICE_CHECK(!site.joined || gate.granularity == GateGranularity::elementwise,
                  "attention: a {} gate has no heads; granularity must be elementwise",
                  EnumNames<GatePosition>::names[static_cast<size_t>(gate.position)]);
-    // "gate_proj", "self_gate_proj", or "gate" of a learned constant; the n-th of a position carries its
-    // number.
     const size_t place = count[gate.position]++;
-    std::string name(site.prefix);
-    if (gate.input == GateInput::self) name += "self_";
-    name += gate.input == GateInput::none ? "gate" : "gate_proj";
-    if (place > 0) name += "_" + std::to_string(place + 1);
+    const std::string name = gate_name(site.prefix, gate, place);
     chains_[gate.position].add(Gate(config, gate, store, prefix + "." + name, site.heads, site.channels),
                                name);
     order_.emplace_back(gate.position, place);

@@ -32,6 +32,10 @@ struct GateSite {
   bool joined = false;  // the heads are joined to one row of channels: no gate per head
 };
 
+/// The name of the place-th gate (from 0) of a position, behind its layer's: "gate_proj", "self_gate_proj",
+/// or "gate" of a learned constant; from the second on with its number, "value_gate_proj_2".
+std::string gate_name(std::string_view prefix, const GateConfig& gate, size_t place);
+
 /// A gate that the attention core applies while it writes its output, instead of the chain after it. Empty if
 /// there is none.
 struct FusedGate {

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "core/host_view.h"
+#include "nn/gate_chain.h"
 #include "ops/gate_activation.h"
 
 namespace sluice {
@@ -62,17 +63,15 @@ void start_gates(const ModelConfig& model, const std::set<std::string>& missing,
                  std::set<std::string>& kept) {
   for (int64_t layer = 0; layer < model.num_hidden_layers; ++layer) {
     const std::string prefix = fmt::format("model.layers.{}.self_attn.", layer);
-    std::map<GatePosition, int> count;
+    std::map<GatePosition, size_t> count;
     std::set<GatePosition> not_linear;  // where a gate of the source reads itself, or adds
     for (const GateConfig& gate : model.attention.gates) {
       const Site site = site_of(gate.position);
-      const bool reads_itself = gate.input == GateInput::self;
-      std::string name = prefix + site.prefix + (reads_itself ? "self_" : "") +
-                         (gate.input == GateInput::none ? "gate" : "gate_proj");
-      if (const int place = ++count[gate.position]; place > 1) name += "_" + std::to_string(place);
+      const std::string name = prefix + gate_name(site.prefix, gate, count[gate.position]++);
       const std::string weight = name + ".weight", bias = name + ".bias";
       if (!missing.count(weight)) {
-        if (reads_itself || gate.combine == GateCombine::add) not_linear.insert(gate.position);
+        if (gate.input == GateInput::self || gate.combine == GateCombine::add)
+          not_linear.insert(gate.position);
         continue;
       }
       std::vector<std::string> projection{prefix + site.projection + ".weight"};
