@@ -1,6 +1,7 @@
 // For evaluation only: memory-bound, one element per thread. Not yet run on a GPU.
 #include "common/map.cuh"
 #include "common/math.cuh"
+#include "core/targets.h"
 #include "ops/value_zeroing.h"
 
 namespace sluice::cuda {
@@ -18,15 +19,20 @@ __global__ void __launch_bounds__(kBlock)
     out[i] = first ? from_float<T>(0.f) : v[i];
 }
 
-/// taken[h] = whether the head's mean attention on the first key, over the first tokens, is above the
-/// threshold. A block per head. sink (H), or extra (H, T), or neither.
+/// taken[h][f] = whether the mean attention of head h on the first key f of a sequence, over the tokens of the
+/// sequence that are not padding, is above the threshold. Grid (heads, tokens): a block with work per head and
+/// sequence. sink (H), or extra (H, T), or neither.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     sink_heads_kernel(int* taken, const float* lse, const float* z0, const T* sink, const float* extra,
-                      int64_t tokens, double threshold, int64_t averaged) {
-  const int64_t h = blockIdx.x;
-  double sum = 0;
-  for (int64_t t = threadIdx.x; t < averaged; t += kBlock) {
+                      const int* first_key, const int* targets, int64_t begin, int64_t tokens,
+                      double threshold) {
+  const int64_t h = blockIdx.x, first = begin + blockIdx.y;
+  if (first_key[first] != first) return;
+  double sum = 0, count = 0;
+  for (int64_t t = first + threadIdx.x; t < tokens && first_key[t] == first; t += kBlock) {
+    if (targets[t] == kPadding) continue;
+    count += 1;
     const float l = lse[h * tokens + t], x = z0[h * tokens + t] - l;
     const float share = extra  ? sigmoid(l - extra[h * tokens + t])
                         : sink ? sigmoid(l - to_float(sink[h]))
@@ -34,15 +40,18 @@ __global__ void __launch_bounds__(kBlock)
     sum += static_cast<double>(expf(x > 0 ? 0.f : x) * share);
   }
   sum = block_sum<kBlock>(sum);
-  if (threadIdx.x == 0) taken[h] = sum > threshold * static_cast<double>(averaged) ? 1 : 0;
+  count = block_sum<kBlock>(count);
+  if (threadIdx.x == 0) taken[h * tokens + first] = sum > threshold * count ? 1 : 0;
 }
 
-/// Grid (heads, tokens).
+/// Grid (heads, tokens), from token `begin` on.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
-    take_heads_kernel(T* o, const T* other, const int* taken, int64_t depth) {
-  if (!taken[blockIdx.x]) return;
-  const int64_t at = (static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x) * depth;
+    take_heads_kernel(T* o, const T* other, const int* taken, const int* first_key, int64_t begin,
+                      int64_t tokens, int64_t depth) {
+  const int64_t token = begin + blockIdx.y;
+  if (!taken[blockIdx.x * tokens + first_key[token]]) return;
+  const int64_t at = (token * gridDim.x + blockIdx.x) * depth;
   for (int64_t i = threadIdx.x; i < depth; i += kBlock) o[at + i] = other[at + i];
 }
 
@@ -59,28 +68,34 @@ void zero_first_values(Context& ctx, Tensor out, const Tensor& v, const Tensor& 
 }
 
 void take_sink_heads(Context& ctx, Tensor o, const Tensor& other, const Tensor& lse, const Tensor& z0,
-                     const Tensor& sink, double threshold, int64_t averaged) {
+                     const Tensor& sink, const Tensor& first_key, const Tensor& targets, double threshold) {
   const int64_t tokens = o.dim(0), heads = o.dim(1);
   ScratchScope scratch(ctx.scratch);
   const bool by_query = sink && sink.rank == 2;
-  const Tensor taken = scratch.alloc("sink heads", DType::i32, {heads});
+  const Tensor taken = scratch.alloc("sink heads", DType::i32, {heads, tokens});
   if (ctx.dry_run || o.numel() == 0) return;
   dispatch_storage("take_sink_heads", o, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
-    launch(ctx, "take_sink_heads", {.grid = dim3(static_cast<unsigned>(heads)), .block = dim3(kBlock)},
-           sink_heads_kernel<T>, device_data<int>(taken), static_cast<const float*>(device_data<float>(lse)),
-           static_cast<const float*>(device_data<float>(z0)),
-           sink && !by_query ? static_cast<const T*>(device_data<T>(sink)) : nullptr,
-           by_query ? static_cast<const float*>(device_data<float>(sink)) : nullptr, tokens, threshold,
-           averaged);
-    for (int64_t t = 0; t < tokens; t += 32768) {
-      const int64_t count = std::min<int64_t>(tokens - t, 32768), at = t * heads * o.dim(2);
-      launch(
-          ctx, "take_sink_heads",
-          {.grid = dim3(static_cast<unsigned>(heads), static_cast<unsigned>(count)), .block = dim3(kBlock)},
-          take_heads_kernel<T>, device_data<T>(o) + at, static_cast<const T*>(device_data<T>(other)) + at,
-          static_cast<const int*>(device_data<int>(taken)), o.dim(2));
-    }
+    const int* const first = device_data<int>(first_key);
+    const auto over_tokens = [&](auto&& with) {
+      for (int64_t t = 0; t < tokens; t += 32768) {
+        const auto count = static_cast<unsigned>(std::min<int64_t>(tokens - t, 32768));
+        with(t, LaunchConfig{.grid = dim3(static_cast<unsigned>(heads), count), .block = dim3(kBlock)});
+      }
+    };
+    over_tokens([&](int64_t begin, const LaunchConfig& grid) {
+      launch(ctx, "take_sink_heads", grid, sink_heads_kernel<T>, device_data<int>(taken),
+             static_cast<const float*>(device_data<float>(lse)),
+             static_cast<const float*>(device_data<float>(z0)),
+             sink && !by_query ? static_cast<const T*>(device_data<T>(sink)) : nullptr,
+             by_query ? static_cast<const float*>(device_data<float>(sink)) : nullptr, first,
+             static_cast<const int*>(device_data<int>(targets)), begin, tokens, threshold);
+    });
+    over_tokens([&](int64_t begin, const LaunchConfig& grid) {
+      launch(ctx, "take_sink_heads", grid, take_heads_kernel<T>, device_data<T>(o),
+             static_cast<const T*>(device_data<T>(other)), static_cast<const int*>(device_data<int>(taken)),
+             first, begin, tokens, o.dim(2));
+    });
   });
 }
 

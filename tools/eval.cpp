@@ -186,8 +186,8 @@ void add_eval_command(Command& app, int&) {
   add_tokenizer_option(*command, options->tokenizer);
   command
       ->add_option("--zero-first-value", options->zeroed,
-                   "zero the value of every sequence's first token for: none, all heads, or sinks (heads "
-                   "whose mean attention on it over a micro-batch exceeds --sink-threshold)")
+                   "zero the value of every sequence's first token for: none, all heads, or sinks (in each "
+                   "sequence, heads whose mean attention on it exceeds --sink-threshold)")
       ->type_name("HEADS")
       ->one_of({"none", "all", "sinks"});
   command->add_option("--sink-threshold", options->sink_threshold, "0.75 if not given")

@@ -75,9 +75,6 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
   SampleRows rows_of(model, buffers), analysed_rows(model, analysed);
   const int64_t samples_per_batch = rows_of.tokens() / seq_len_,
                 analysed_samples = analysed_rows.tokens() / seq_len_;
-  const auto zeroed = [&](int64_t count) {
-    return zeroing ? zeroing->over(count * seq_len_) : ValueZeroing{};
-  };
   for (size_t i = 0; i < sets_.size(); ++i) {
     const Blend& set = *sets_[i];
     int64_t samples = set.num_sequential_samples();
@@ -87,8 +84,7 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
     for (int64_t s = 0; s < analysed_end; s += analysed_samples) {
       if (stop()) return std::nullopt;
       fill(ctx, analysed_rows, set, s, analysed_end, seq_len_);
-      const ValueZeroing here = zeroed(std::min(analysed_samples, analysed_end - s));
-      model.forward(ctx, analysed.batch, analysed.saved, {}, nullptr, zeroing ? &here : nullptr);
+      model.forward(ctx, analysed.batch, analysed.saved, {}, nullptr, zeroing);
       summary.add(ctx, analysed.batch, analysed.saved);
     }
 
@@ -101,8 +97,7 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
     for (int64_t s = 0; s < samples; s += samples_per_batch) {
       if (stop()) return std::nullopt;
       fill(ctx, rows_of, set, s, samples, seq_len_);
-      const ValueZeroing here = zeroed(std::min(samples_per_batch, samples - s));
-      model.forward(ctx, buffers.batch, buffers.saved, {}, nullptr, zeroing ? &here : nullptr);
+      model.forward(ctx, buffers.batch, buffers.saved, {}, nullptr, zeroing);
       model.loss_forward(ctx, buffers.losses, buffers.batch, buffers.saved);
       const std::vector<double> losses = rows_of.losses(ctx);
       const Batch& whole = rows_of.whole();

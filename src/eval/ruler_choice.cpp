@@ -94,6 +94,7 @@ void RulerChoices::fill(const Batch& batch, const Row* row, int64_t at) const {
   std::fill_n(first_key, seq_len_, static_cast<int32_t>(base));
   if (!row) return;
   std::copy(row->tokens.begin(), row->tokens.end() - 1, tokens);
+  std::fill_n(targets, std::ssize(row->tokens) - 1, kNoTarget);
   std::copy(row->tokens.begin() + row->first, row->tokens.end(), targets + row->first - 1);
 }
 
@@ -112,9 +113,7 @@ std::optional<std::vector<RulerChoice>> RulerChoices::run(Context& ctx, const Tr
       for (int64_t i = 0; i < at_once; ++i)
         fill(samples.whole(), begin + i < rows ? &cell.rows[static_cast<size_t>(begin + i)] : nullptr, i);
       samples.upload(ctx);
-      const ValueZeroing here =
-          zeroing ? zeroing->over(std::min(at_once, rows - begin) * seq_len_) : ValueZeroing{};
-      model.forward(ctx, buffers.batch, buffers.saved, {}, nullptr, zeroing ? &here : nullptr);
+      model.forward(ctx, buffers.batch, buffers.saved, {}, nullptr, zeroing);
       model.loss_forward(ctx, buffers.losses, buffers.batch, buffers.saved);
       const std::vector<double> losses = samples.losses(ctx);
       const int32_t* targets = samples.whole().targets.as<int32_t>();

@@ -76,8 +76,7 @@ void write_records(const TrainedModel& trained, const Blend& set, int64_t sample
                         batch.positions.as<int32_t>(), batch.first_key.as<int32_t>());
     pass.buffers.upload(pass.ctx);
     const int64_t count = std::min(at_once, samples - first);
-    const ValueZeroing here = zeroing ? zeroing->over(count * length) : ValueZeroing{};
-    pass.run(trained.model(), zeroing ? &here : nullptr);
+    pass.run(trained.model(), zeroing);
     const HostView of_losses(pass.ctx, pass.buffers.losses);
     synchronize(pass.ctx);
     for (int64_t t = 0; t < count * length; ++t)

@@ -26,14 +26,10 @@ struct KeyValueCache {
   Tensor append_index_keys(Context& ctx, int64_t layer, const Tensor& k) const;
 };
 
-/// Evaluation with the value of every sequence's first token zeroed (ops/value_zeroing.h): for all heads, or
-/// for those whose attention on it, averaged over tokens of the forward pass, exceeds this threshold.
+/// Evaluation with the value of every sequence's first token zeroed (ops/value_zeroing.h): for all heads, or,
+/// in each sequence, for those whose attention on it, averaged over the sequence, exceeds this threshold.
 struct ValueZeroing {
   std::optional<double> sinks_above = {};
-  /// The first so many tokens are averaged, since samples that only fill a batch come last; -1: all.
-  int64_t averaged = -1;
-
-  ValueZeroing over(int64_t tokens) const { return {sinks_above, tokens}; }
 };
 
 /// Inputs of attention about the tokens besides their hidden states.
@@ -51,8 +47,10 @@ struct Sequence {
   const HeadLoad* heads =
       nullptr;  // where forward adds the heads' importance, and backward reads its gradient
 
+  /// (T) i32, of Batch: what sparse attention's backward and value zeroing do not count follows from it.
+  Tensor targets = {};
+
   // Of sparse attention.
-  Tensor targets = {};                    // (T) i32: backward's; tokens with a negative one are not counted
   Tensor index_cos = {}, index_sin = {};  // (positions, d / 2): the rotation of the indexer, with rope
   bool dense_warm_up = false;             // attention sees all keys
   const IndexerLoad* indexers = nullptr;  // where forward adds what was selected, and backward the loss

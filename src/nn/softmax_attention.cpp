@@ -119,9 +119,12 @@ void SoftmaxAttention::zero_and_attend(Context& ctx, const Heads& heads, const S
   attend(ctx, heads, first_key, gate, y, s.o, s);
   if (window_ > 0) hide_first_logits(ctx, s.z0, sequence.first_key, first_key);
   const double threshold = *sequence.zeroing->sinks_above;
-  const int64_t given = sequence.zeroing->averaged, averaged = given < 0 ? s.o.dim(0) : given;
-  take_sink_heads(ctx, s.o, other_o, s.lse, s.z0, sink_logits(s), threshold, averaged);
-  if (apart) take_sink_heads(ctx, y, other_y, s.lse, s.z0, sink_logits(s), threshold, averaged);
+  const auto take = [&](const Tensor& output, const Tensor& other) {
+    take_sink_heads(ctx, output, other, s.lse, s.z0, sink_logits(s), sequence.first_key, sequence.targets,
+                    threshold);
+  };
+  take(s.o, other_o);
+  if (apart) take(y, other_y);
 }
 
 void SoftmaxAttention::attend(Context& ctx, const Heads& heads, const Tensor& first_key,

@@ -18,7 +18,7 @@ void zero_first_values(Context& ctx, Tensor out, const Tensor& v, const Tensor& 
 }
 
 void take_sink_heads(Context& ctx, Tensor o, const Tensor& other, const Tensor& lse, const Tensor& z0,
-                     const Tensor& sink, double threshold, int64_t averaged) {
+                     const Tensor& sink, const Tensor& first_key, const Tensor& targets, double threshold) {
   const char* op = "take_sink_heads";
   check_floating(op, "o", o);
   SLUICE_CHECK(o.rank == 3, "{}: o must be (T, H, D), got {}", op, o.describe());
@@ -29,9 +29,9 @@ void take_sink_heads(Context& ctx, Tensor o, const Tensor& other, const Tensor& 
     check_like(op, "sink", sink, lse);
   else if (sink)
     check_tensor(op, "sink", sink, o.dtype, {o.dim(1)});
-  SLUICE_CHECK(averaged >= 0 && averaged <= o.dim(0), "{}: averaged must be within {} tokens, got {}", op,
-               o.dim(0), averaged);
-  SLUICE_DISPATCH(take_sink_heads, ctx, o, other, lse, z0, sink, threshold, averaged);
+  check_tensor(op, "first_key", first_key, DType::i32, {o.dim(0)});
+  check_tensor(op, "targets", targets, DType::i32, {o.dim(0)});
+  SLUICE_DISPATCH(take_sink_heads, ctx, o, other, lse, z0, sink, first_key, targets, threshold);
 }
 
 }  // namespace sluice

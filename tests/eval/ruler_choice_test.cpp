@@ -18,9 +18,10 @@ struct Choosing {
   test::TinyTraining training{Precision::f64};
   std::unique_ptr<TrainedModel> trained;
 
-  explicit Choosing(int64_t samples) {
+  explicit Choosing(int64_t samples, int64_t seq_len = 700) {
     Config& c = training.config;
-    c.data.seq_len = 700;
+    c.data.seq_len = seq_len;
+    c.model.max_position_embeddings = 900;
     c.model.initializer_range = 0.5;
     c.eval.ruler.samples = samples;
     c.eval.ruler.tasks = {"niah_single_1", "niah_multikey_2"};
@@ -28,13 +29,13 @@ struct Choosing {
     trained = std::make_unique<TrainedModel>(find_checkpoint(test::trained_checkpoint(training, 0)), 64);
   }
 
-  std::vector<RulerChoice> run(int64_t rows) const {
+  std::vector<RulerChoice> run(int64_t rows, const ValueZeroing* zeroing = nullptr) const {
     const RulerChoices choices(trained->config(), trained->tokenizer());
     Arena memory("buffers", int64_t{1} << 28), host("host");
     Context ctx(int64_t{1} << 26, Device::cpu);
-    ForwardBuffers buffers = make_forward_buffers(*trained, memory, host, rows * 700, Recompute::block);
+    ForwardBuffers buffers = make_forward_buffers(*trained, memory, host, rows * trained->config().data.seq_len, Recompute::block);
     return *choices.run(
-        ctx, trained->model(), buffers, [] { return false; }, nullptr);
+        ctx, trained->model(), buffers, [] { return false; }, zeroing);
   }
 
   /// Nats of a continuation, token by token.
@@ -95,6 +96,24 @@ TEST_CASE("choices do not depend on the size of the batch, and are part of an ev
   CHECK(line["ruler"][1]["task"] == "niah_multikey_2");
   CHECK(line["ruler"][1]["loss"] == one[1].loss);
   CHECK(describe(result).at(0).find("  ruler niah_single_1 at 640: ") == 0);
+}
+
+TEST_CASE("which heads are zeroed for a prompt does not depend on the length of the samples",
+          "[ruler_choice][zeroing]") {
+  const Choosing c(1), longer(1, 900);
+  const auto loss = [](const Choosing& choosing, double threshold) {
+    const ValueZeroing zeroing{threshold};
+    return choosing.run(2, &zeroing)[0].loss;
+  };
+  const double all = loss(c, 0), none = loss(c, 1);
+  int between = 0;
+  for (double threshold = 0; threshold < 0.012; threshold += 0.001) {
+    const double of_heads = loss(c, threshold);
+    CHECK(loss(longer, threshold) == Approx(of_heads).epsilon(1e-12));
+    between += of_heads != all && of_heads != none;
+  }
+  CHECK(all != none);
+  CHECK(between > 0);
 }
 
 TEST_CASE("a length that no needle fits into is refused before the training", "[ruler_choice]") {

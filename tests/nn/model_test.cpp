@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/targets.h"
 #include "optim/optimizer.h"
 
 namespace sluice {
@@ -190,11 +191,14 @@ TEST_CASE("values of first tokens are zeroed for all heads, or for those with mo
         ModelConfig c = test::tiny_config();
         c.attention.kind = kind;
         if (gated) c.attention.gates = {GateConfig{}};
-        TestModel m(c, test::tiny_batch(), dtype);
+        test::TokenBatch batch = test::tiny_batch();
+        batch.targets.back() = kPadding;
+        TestModel m(c, batch, dtype);
         m.randomize();
         const Batch b = m.batch.view();
         Context ctx(1 << 20);
-        const int64_t T = b.tokens.dim(0), H = 4, D = 4;
+        const int64_t T = b.tokens.dim(0), H = 4, D = 4, kSecond = 4;  // where the second sequence starts
+        const auto sequence_of = [](int64_t t) { return t < kSecond ? 0 : 1; };
         const auto forward = [&](const ValueZeroing* zeroing) {
           m.model.forward(ctx, b, m.saved, {}, nullptr, zeroing);
           std::vector<double> all;
@@ -207,15 +211,17 @@ TEST_CASE("values of first tokens are zeroed for all heads, or for those with mo
         const std::vector<double> plain = forward(nullptr), zeroed = forward(&all_heads);
         const Attention::Saved& a = m.saved.blocks[0].attention;
         // O - A_t,first v_first, followed by sink and gate as for any output.
-        std::vector<double> look(H, 0.0);  // of each head, mean attention on the first token
+        std::vector<double> look(2 * H, 0.0);  // of each sequence and head, mean attention on the first token
         const Tensor sinks = m.model.blocks()[0].attention().softmax()->sinks();
         double worst = 0, size = 0;
         for (int64_t t = 0; t < T; ++t)
           for (int64_t h = 0; h < H; ++h) {
             const double lse = Pool::get(a.core.lse, h * T + t),
                          first = std::exp(Pool::get(a.core.z0, h * T + t) - lse);
-            look[static_cast<size_t>(h)] +=
-                first * (sinks ? 1 / (1 + std::exp(Pool::get(sinks, h) - lse)) : 1) / static_cast<double>(T);
+            if (t + 1 < T)  // the last token is padding
+              look[static_cast<size_t>(sequence_of(t) * H + h)] +=
+                  first * (sinks ? 1 / (1 + std::exp(Pool::get(sinks, h) - lse)) : 1) /
+                  static_cast<double>(t < kSecond ? kSecond : T - 1 - kSecond);
             for (int64_t d = 0; d < D; ++d) {
               const auto i = static_cast<size_t>((t * H + h) * D + d);
               const double v = Pool::get(a.v.y, (b.first_key.as<int32_t>()[t] * 2 + h / 2) * D + d);
@@ -230,12 +236,14 @@ TEST_CASE("values of first tokens are zeroed for all heads, or for those with mo
         CHECK(forward(&none) == plain);
         std::vector<double> sorted = look;
         std::sort(sorted.begin(), sorted.end());
-        const ValueZeroing half{(sorted[1] + sorted[2]) / 2};
+        const ValueZeroing half{(sorted[3] + sorted[4]) / 2};
         const std::vector<double> some = forward(&half);
-        for (size_t i = 0; i < some.size(); ++i)
-          CHECK(some[i] == (look[i / static_cast<size_t>(D) % static_cast<size_t>(H)] > *half.sinks_above
-                                ? zeroed[i]
-                                : plain[i]));
+        for (int64_t i = 0; i < std::ssize(some); ++i) {
+          const int64_t t = i / (H * D) % T, h = i / D % H;
+          const auto at = static_cast<size_t>(i);
+          const bool taken = look[static_cast<size_t>(sequence_of(t) * H + h)] > *half.sinks_above;
+          CHECK(some[at] == (taken ? zeroed : plain)[at]);
+        }
       }
 }
 
