@@ -41,11 +41,10 @@ int64_t positions(const Config& config) {
 
 /// The keys that all of these models have. Names of transformers 4 (rope_theta, torch_dtype), which later
 /// versions still read.
-nlohmann::json common_keys(const Config& config, int32_t end_of_document) {
+nlohmann::json common_keys(const Config& config, std::optional<int32_t> end_of_document) {
   const ModelConfig& m = config.model;
   const RopeScalingConfig& scaling = m.rope.scaling;
-  const nlohmann::json begin =
-      config.data.begin_token ? nlohmann::json(*config.data.begin_token) : nlohmann::json(nullptr);
+  const nlohmann::json begin = hf_token(config.data.begin_token);
   nlohmann::json j = {{"vocab_size", m.vocab_size},
                       {"hidden_size", m.hidden_size},
                       {"intermediate_size", m.intermediate_size},
@@ -64,7 +63,7 @@ nlohmann::json common_keys(const Config& config, int32_t end_of_document) {
                       {"tie_word_embeddings", m.tie_word_embeddings},
                       {"initializer_range", m.initializer_range},
                       {"bos_token_id", begin},
-                      {"eos_token_id", end_of_document},
+                      {"eos_token_id", hf_token(end_of_document)},
                       // Of other programs' models the tokenizer's files decide, whatever bos_token_id says.
                       {"sluice_begin_token", begin},
                       {"torch_dtype", config.train.precision == Precision::bf16  ? "bfloat16"
@@ -218,7 +217,11 @@ void add_gated_attention_keys(nlohmann::json& j, const ModelConfig& m) {
 
 }  // namespace
 
-nlohmann::json hf_config(const Config& config, int32_t end_of_document, HfFormat format) {
+nlohmann::json hf_token(std::optional<int64_t> token) {
+  return token ? nlohmann::json(*token) : nlohmann::json(nullptr);
+}
+
+nlohmann::json hf_config(const Config& config, std::optional<int32_t> end_of_document, HfFormat format) {
   nlohmann::json j = common_keys(config, end_of_document);
   const Names names = names_of(format);
   j["architectures"] = nlohmann::json::array({names.architecture});
@@ -247,7 +250,7 @@ nlohmann::json hf_config(const Config& config, int32_t end_of_document, HfFormat
   return j;
 }
 
-nlohmann::json hf_config(const Config& config, int32_t end_of_document) {
+nlohmann::json hf_config(const Config& config, std::optional<int32_t> end_of_document) {
   for (const HfFormat format : {HfFormat::qwen3, HfFormat::llama, HfFormat::qwen3_moe})
     if (not_held(config, format).empty()) return hf_config(config, end_of_document, format);
   return hf_config(config, end_of_document, HfFormat::sluice);

@@ -18,10 +18,12 @@ SLUICE_ENUM_NAMES(HfFormat, "llama", "qwen3", "qwen3_moe", "qwen3_next", "gpt_os
 
 /// config.json beside the weights of a checkpoint, with Hugging Face's keys: in the format of llama, qwen3 or
 /// qwen3_moe if one of them holds the model under the names of the checkpoint, otherwise of sluice, which
-/// lists its features.
-nlohmann::json hf_config(const Config& config, int32_t end_of_document);
+/// lists its features. end_of_document: its eos_token_id; none, if no tokenizer says it.
+nlohmann::json hf_config(const Config& config, std::optional<int32_t> end_of_document);
 /// The same in a given format, whether or not it holds the model (hf/holds.h).
-nlohmann::json hf_config(const Config& config, int32_t end_of_document, HfFormat format);
+nlohmann::json hf_config(const Config& config, std::optional<int32_t> end_of_document, HfFormat format);
+/// The number of a token in config.json, or null.
+nlohmann::json hf_token(std::optional<int64_t> token);
 
 /// The model function that a config.json describes.
 struct HfModel {

@@ -4,10 +4,13 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "checkpoint/manifest.h"
+#include "core/io.h"
 #include "eval/portable.h"
 #include "eval/trained_model.h"
+#include "hf/config.h"
 #include "hf/export.h"
 #include "hf/holds.h"
 #include "hf/layouts.h"
@@ -39,15 +42,14 @@ HfFormat choose(const Config& config, const std::optional<HfFormat>& wanted) {
        name_of(wanted.value_or(HfFormat::sluice)), fmt::join(reasons, "\n  "));
 }
 
-nlohmann::json generation_config(const Config& config, int32_t end_of_document) {
-  nlohmann::json j = {{"_from_model_config", false}, {"eos_token_id", end_of_document}};
-  j["bos_token_id"] =
-      config.data.begin_token ? nlohmann::json(*config.data.begin_token) : nlohmann::json(nullptr);
-  return j;
+nlohmann::json generation_config(const Config& config, std::optional<int32_t> end_of_document) {
+  return {{"_from_model_config", false},
+          {"eos_token_id", hf_token(end_of_document)},
+          {"bos_token_id", hf_token(config.data.begin_token)}};
 }
 
 /// With what transformers needs to find the code beside the weights, and the type of the weights.
-nlohmann::json exported_config(const Config& config, int32_t end_of_document, HfFormat format,
+nlohmann::json exported_config(const Config& config, std::optional<int32_t> end_of_document, HfFormat format,
                                const std::string& dtype) {
   nlohmann::json j = hf_config(config, end_of_document, format);
   if (!dtype.empty()) j["torch_dtype"] = dtype == "BF16" ? "bfloat16" : "float32";
@@ -73,8 +75,14 @@ Exported export_model(const CheckpointInfo& checkpoint, const std::string& folde
     out.warnings.push_back(fmt::format("exported without a tokenizer: {}", error.what()));
   }
   std::map<std::string, std::string> files;
-  const int32_t end = tokenizer ? tokenizer->end_of_document() : 0;
-  if (tokenizer) files = tokenizer_files(*tokenizer, config);
+  std::optional<int32_t> end;
+  if (tokenizer) {
+    end = tokenizer->end_of_document();
+    files = tokenizer_files(*tokenizer, config);
+  } else if (const std::string own = checkpoint.path + "/config.json"; io::exists(own)) {
+    if (const std::optional<int64_t> token = read_hf_config(own).end_token)
+      end = static_cast<int32_t>(*token);
+  }
   files["config.json"] = exported_config(config, end, out.format, options.dtype).dump(2) + "\n";
   files["generation_config.json"] = generation_config(config, end).dump(2) + "\n";
   files["README.md"] = model_card(checkpoint, config, out.format);

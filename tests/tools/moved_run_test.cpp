@@ -159,6 +159,10 @@ TEST_CASE("a checkpoint without a copy of its tokenizer uses the file that it na
   o = t.sluice({"checkpoint", "export", alone, "-o", t.folder / "without"});
   CHECK(o.code == 0);
   CHECK_THAT(o.err, Contains("exported without a tokenizer"));
+  CHECK(t.sluice({"export", alone, "-o", t.folder / "exported"}).code == 0);
+  for (const char* file : {"exported/config.json", "exported/generation_config.json"})
+    CHECK(nlohmann::json::parse(io::read_file(t.folder / file)).at("eos_token_id") ==
+          nlohmann::json::parse(io::read_file(alone + "/config.json")).at("eos_token_id"));
   CHECK(t.sluice(
              {"checkpoint", "export", alone, "-o", t.folder / "with", "--tokenizer", t.folder / "kept.model"})
             .code == 0);
