@@ -18,15 +18,16 @@ bool no_python() {
 /// The tiny training, and sweeps of it.
 struct Sweeps : test::TinyRun {
   std::string file = folder / "s.yaml", output = folder / "out";
-  const std::string script =
-      "SLUICE=" + std::string(std::getenv("SLUICE_BINARY")) + " " SLUICE_SOURCE_DIR "/scripts/sweep ";
+  const std::string program = std::getenv("SLUICE_BINARY");
 
   void write(const std::string& text) const { test::write_bytes(file, text + "output: " + output + "\n"); }
-  /// Exit code, and what was printed.
-  test::Outcome run(const std::string& arguments) const {
+  /// Exit code, and what was printed. sluice: the program that the environment names.
+  test::Outcome run(const std::string& arguments, const std::string& sluice) const {
+    const std::string script = "SLUICE=" + sluice + " " SLUICE_SOURCE_DIR "/scripts/sweep ";
     const int status = std::system((script + arguments + " >" + (folder / "said") + " 2>&1").c_str());
     return {WEXITSTATUS(status), io::read_file(folder / "said"), "", 0};
   }
+  test::Outcome run(const std::string& arguments) const { return run(arguments, program); }
   test::Outcome sweep(const std::string& command, const std::string& more = "") const {
     return run(command + " " + file + " " + more);
   }
@@ -59,6 +60,9 @@ TEST_CASE("a sweep announces its trials, trains each once, and reports the resul
   CHECK(run.code == 0);
   CHECK(Sweeps::count(run.out, "  begins") == 4);
   CHECK_THAT(run.out, Contains("2/2") && Contains("lowest validation loss"));
+  const auto named = s.run("table " + s.file + " --sluice " + s.program, s.folder / "none");
+  CHECK(named.code == 0);
+  CHECK_THAT(named.out, Contains("lowest validation loss") && !Contains("is read by the program"));
   CHECK(Sweeps::count(s.journal(), "\"done\"") == 4);
   CHECK(Sweeps::count(io::read_file(s.output + "/sweep.csv"), "\n") == 5);
 
@@ -339,8 +343,8 @@ TEST_CASE("a stopped sweep lets its trials save, and resumes from there", "[swee
   const std::string stop = "run " + s.file + " & job=$!; for i in $(seq 3000); do sleep 0.02; cat " +
                            s.output + "/*-s1-*/metrics.jsonl 2>/dev/null | grep -q . && break; done; ";
   const int status =
-      std::system(("bash -c 'run() { exec " + s.script.substr(s.script.find(' ') + 1) + "run \"$1\"; }; " +
-                   stop + "kill -TERM $job; wait $job' >" + (s.folder / "said") + " 2>&1")
+      std::system(("bash -c 'run() { exec " SLUICE_SOURCE_DIR "/scripts/sweep run \"$1\"; }; " + stop +
+                   "kill -TERM $job; wait $job' >" + (s.folder / "said") + " 2>&1")
                       .c_str());
   const std::string said = io::read_file(s.folder / "said");
   INFO(said);

@@ -131,6 +131,7 @@ def one_trial(sweep: SweepFile, which: str) -> Trial:
 
 def train(options: argparse.Namespace) -> int:
     sluice = program.find(options.sluice)
+    os.environ["SLUICE"] = sluice  # the tables read the runs' configurations with the same program
     try:
         sweep = SweepFile(options.file, sluice)
     except OSError as error:
