@@ -19,9 +19,9 @@ __global__ void __launch_bounds__(kBlock)
     out[i] = first ? from_float<T>(0.f) : v[i];
 }
 
-/// taken[h][f] = whether the mean attention of head h on the first key f of a sequence, over the tokens of the
-/// sequence that are not padding, is above the threshold. Grid (heads, tokens): a block with work per head and
-/// sequence. sink (H), or extra (H, T), or neither.
+/// taken[h][f] = whether the mean attention of head h on the first key f of a sequence, over the tokens of
+/// the sequence that are not padding, is above the threshold. Grid (heads, tokens): a block with work per
+/// head and sequence. sink (H), or extra (H, T), or neither.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     sink_heads_kernel(int* taken, const float* lse, const float* z0, const T* sink, const float* extra,

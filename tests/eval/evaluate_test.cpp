@@ -180,7 +180,8 @@ TEST_CASE("which heads are zeroed in a sample does not depend on the samples bes
     Trainer trainer(t.config, data);
     trainer.initialize();
     for (int step = 0; step < 10; ++step) trainer.step();
-    const Evaluator evaluator(t.config.data.validation, t.config, CountingTokenizer(), 4 * t.config.data.seq_len);
+    const Evaluator evaluator(t.config.data.validation, t.config, CountingTokenizer(),
+                              4 * t.config.data.seq_len);
     std::vector<double>& mine = losses.emplace_back();
     for (double threshold = 0.08; threshold < 0.2; threshold += 0.0005) {
       const ValueZeroing zeroing{threshold};

@@ -33,7 +33,8 @@ struct Choosing {
     const RulerChoices choices(trained->config(), trained->tokenizer());
     Arena memory("buffers", int64_t{1} << 28), host("host");
     Context ctx(int64_t{1} << 26, Device::cpu);
-    ForwardBuffers buffers = make_forward_buffers(*trained, memory, host, rows * trained->config().data.seq_len, Recompute::block);
+    ForwardBuffers buffers =
+        make_forward_buffers(*trained, memory, host, rows * trained->config().data.seq_len, Recompute::block);
     return *choices.run(
         ctx, trained->model(), buffers, [] { return false; }, zeroing);
   }

@@ -95,24 +95,23 @@ OpCase importance_case(int64_t tokens, int64_t heads) {
 }
 
 OpCase take_case(int64_t tokens, int64_t heads, int64_t depth) {
-  return {
-      fmt::format("take sink heads by query T={} H={} D={}", tokens, heads, depth), [=](CaseRun& r) {
-        const Tensor o = r.compared("o", r.input("o", {tokens, heads, depth}));
-        // Odd heads look at the first key; all would, if padding counted.
-        const int64_t counted = tokens / 3;
-        take_sink_heads(
-            r.ctx, o, r.input("other", {tokens, heads, depth}), r.input("lse", r.wide, {heads, tokens}, 0.1),
-            r.input("z0", r.wide, {heads, tokens},
-                    [=](int64_t i) {
-                      if (i % tokens >= counted) return 3.0;
-                      return i / tokens % 2 ? -0.2 : -3.0;
-                    }),
-            r.input("logits", r.wide, {heads, tokens}, [](int64_t) { return -2.0; }),
-            r.input("first_key", DType::i32, {tokens}, [](int64_t) { return 0.; }),
-            r.input("targets", DType::i32, {tokens},
-                    [=](int64_t t) { return t < counted ? kNoTarget : kPadding; }),
-            0.3);
-      }};
+  return {fmt::format("take sink heads by query T={} H={} D={}", tokens, heads, depth), [=](CaseRun& r) {
+            const Tensor o = r.compared("o", r.input("o", {tokens, heads, depth}));
+            // Odd heads look at the first key; all would, if padding counted.
+            const int64_t counted = tokens / 3;
+            take_sink_heads(r.ctx, o, r.input("other", {tokens, heads, depth}),
+                            r.input("lse", r.wide, {heads, tokens}, 0.1),
+                            r.input("z0", r.wide, {heads, tokens},
+                                    [=](int64_t i) {
+                                      if (i % tokens >= counted) return 3.0;
+                                      return i / tokens % 2 ? -0.2 : -3.0;
+                                    }),
+                            r.input("logits", r.wide, {heads, tokens}, [](int64_t) { return -2.0; }),
+                            r.input("first_key", DType::i32, {tokens}, [](int64_t) { return 0.; }),
+                            r.input("targets", DType::i32, {tokens},
+                                    [=](int64_t t) { return t < counted ? kNoTarget : kPadding; }),
+                            0.3);
+          }};
 }
 
 OpCase window_case(int64_t queries, int64_t keys, int64_t window) {

@@ -79,10 +79,10 @@ OpCase zeroing_case(int64_t tokens, int64_t heads, int64_t depth, bool sink, dou
                                      [](int64_t t) { return static_cast<double>(t / 7 * 7); });
         zero_first_values(r.ctx, out, v, first);
         zero_first_values(r.ctx, r.compared("in place", v), v, first);
-        // Heads look at the first key 0.1, 0.2, ... of the time in every other sequence, and the other way round
-        // in the rest: far from the threshold, and always above it if padding counted.
-        const Tensor targets =
-            r.input("targets", DType::i32, {tokens}, [](int64_t t) { return t % 7 < 2 ? t % 7 - 1. : kPadding; });
+        // Heads look at the first key 0.1, 0.2, ... of the time in every other sequence, and the other way
+        // round in the rest: far from the threshold, and always above it if padding counted.
+        const Tensor targets = r.input("targets", DType::i32, {tokens},
+                                       [](int64_t t) { return t % 7 < 2 ? t % 7 - 1. : kPadding; });
         const Tensor lse =
             r.input("lse", r.wide, {heads, tokens}, [](int64_t i) { return static_cast<double>(i % 5); });
         const Tensor z0 = r.input("z0", r.wide, {heads, tokens}, [=](int64_t i) {
