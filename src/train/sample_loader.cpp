@@ -80,7 +80,7 @@ int64_t SampleLoader::read(const Tensor& host, int64_t step) const {
     else
       data_->fill(first, config_.train.micro_batch_size, rows.tokens.as<int32_t>(), targets,
                   rows.positions.as<int32_t>(), rows.first_key.as<int32_t>());
-    counted += rows.targets.numel() - std::count(targets, targets + rows.targets.numel(), -1);
+    counted += std::count_if(targets, targets + rows.targets.numel(), [](int32_t t) { return t >= 0; });
   }
   return counted;
 }

@@ -8,6 +8,7 @@
 #include "comm/collective_errors.h"
 #include "comm/threads.h"
 #include "config/derived.h"
+#include "core/targets.h"
 #include "support/rank_loader.h"
 #include "support/tiny_training.h"
 
@@ -41,6 +42,29 @@ TEST_CASE("ranks read the global batch in order, and count all of its targets", 
     all.insert(all.end(), parts[1].begin(), parts[1].end());
     CHECK(all == one.tokens(step));
   }
+}
+
+TEST_CASE("padding behind packed documents is no target that counts", "[sample_loader]") {
+  TinyTraining t;
+  write_tokens(t.folder / "train", std::vector(40, std::vector<int32_t>(20, 3)), 32);
+  t.config.data.packing = Packing::documents;
+  t.config.data.seq_len = 24;  // room for one document
+  const Config& c = t.config;
+  const Blend data(c.data.train, c);
+  const auto alone = make_local_communicator();
+  RankLoader one(t.config, data, *alone);
+  const int64_t rows = c.train.global_batch_size, T = c.data.seq_len;
+  int64_t padded = 0;
+  for (const int64_t step : {0, 1, 2, 3}) {
+    one.samples.load(one.ctx, step);
+    std::vector<int32_t> tokens(static_cast<size_t>(rows * T)), targets(tokens), positions(tokens),
+        first(tokens);
+    data.fill(step * rows, rows, tokens.data(), targets.data(), positions.data(), first.data());
+    padded += std::count(targets.begin(), targets.end(), kPadding);
+    CHECK(one.samples.counted_tokens(step) ==
+          std::count_if(targets.begin(), targets.end(), [](int32_t target) { return target >= 0; }));
+  }
+  CHECK(padded > 0);
 }
 
 TEST_CASE("ranks off the data axis read the same samples, which count once", "[sample_loader]") {
