@@ -12,20 +12,22 @@ namespace sluice {
 namespace {
 
 /// The queries that are looked at and their neighbours before them, counted among the tokens of all ranks.
+/// They depend on their sequence alone, not on what else is in the pass.
 struct LookedAt {
-  std::vector<int64_t> tokens, queries;  // queries: of tokens, those that are looked at
+  std::vector<int64_t> tokens, queries;  // ascending; queries: of tokens, those that are looked at
   std::vector<int64_t> first;            // the first visible key of each of tokens
 
   LookedAt(const Tensor& first_key, const Queries& counted, const SequenceRanks* ranks) {
-    const int64_t mine = first_key.dim(0), T = mine * (ranks ? ranks->split().ranks : 1);
-    const int64_t step = std::max<int64_t>((T + SelectionSums::kLookedAt - 1) / SelectionSums::kLookedAt, 1);
-    auto sequence = counted.sequences.begin();
-    for (int64_t t = step - 1; t < T; t += step) {
-      while (sequence != counted.sequences.end() && t >= sequence->begin + sequence->size) ++sequence;
-      if (sequence == counted.sequences.end() || t < sequence->begin) continue;  // padding
-      for (int64_t u = std::max<int64_t>(t - SelectionSums::kNeighbours + 1, 0); u <= t; ++u)
-        tokens.push_back(u);
-      queries.push_back(std::ssize(tokens) - 1);
+    const int64_t mine = first_key.dim(0);
+    for (const auto& [begin, size] : counted.sequences) {
+      const int64_t count = std::min(size, SelectionSums::kLookedAt);
+      for (int64_t i = 1; i <= count; ++i) {
+        const int64_t t = begin + i * size / count - 1;
+        int64_t u = std::max(begin, t - SelectionSums::kNeighbours + 1);
+        if (!tokens.empty()) u = std::max(u, tokens.back() + 1);
+        for (; u <= t; ++u) tokens.push_back(u);
+        queries.push_back(std::ssize(tokens) - 1);
+      }
     }
     std::vector<int64_t> before(static_cast<size_t>(mine));
     for (int64_t t = 0; t < mine; ++t) before[static_cast<size_t>(t)] = t - first_key.as<int32_t>()[t];

@@ -10,8 +10,8 @@
 
 namespace sluice {
 
-/// Sums over the queries of one layer that are looked at: up to kLookedAt of each forward pass, evenly
-/// spaced.
+/// Sums over the queries of one layer that are looked at: up to kLookedAt of each sequence, evenly spaced,
+/// the last one among them.
 struct SelectionSums {
   static constexpr int64_t kLookedAt = 32, kNeighbours = 8;
   double queries = 0;  // (query, index set) pairs

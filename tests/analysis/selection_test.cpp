@@ -68,6 +68,35 @@ TEST_CASE("all keys hold all of dense attention; few hold less, and their neighb
   }
 }
 
+TEST_CASE("which queries are looked at depends on their sequence alone, not on the others of the pass",
+          "[selection]") {
+  // 64 tokens: every second query of a sequence; in the pass of all four every eighth one would be looked at.
+  const auto batch_of = [](const std::vector<uint32_t>& seeds) {
+    TokenBatch b;
+    for (const uint32_t seed : seeds) b.add(random_tokens(65, 11, seed));
+    return b;
+  };
+  TestModel together(sparse(5), batch_of({1, 2, 3, 4}));
+  together.randomize();
+  const ModelSummary all = summary_of(together);
+  SelectionSummary mean;
+  for (const uint32_t seed : {1, 2, 3, 4}) {
+    TestModel alone(sparse(5), batch_of({seed}));
+    alone.randomize();
+    const SelectionSummary x = *summary_of(alone).layers[1].selection;
+    mean.mass += x.mass / 4, mean.top += x.top / 4, mean.keys += x.keys / 4;
+    mean.divergence += x.divergence / 4, mean.union_ratio += x.union_ratio / 4, mean.overlap += x.overlap / 4;
+  }
+  const SelectionSummary x = *all.layers[1].selection;
+  CHECK(x.mass == Approx(mean.mass));
+  CHECK(x.top == Approx(mean.top));
+  CHECK(x.keys == Approx(mean.keys));
+  CHECK(x.keys == Approx((2 + 4 + 30 * 5) / 32.0));
+  CHECK(x.divergence == Approx(mean.divergence));
+  CHECK(x.union_ratio == Approx(mean.union_ratio));
+  CHECK(x.overlap == Approx(mean.overlap));
+}
+
 TEST_CASE("a selection of the keys with most dense attention has recall 1 of these, and most of the mass",
           "[selection]") {
   // An oracle: its choice is made by hand from the dense attention of the first layer.
