@@ -6,6 +6,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <map>
 #include <memory>
@@ -89,6 +90,17 @@ std::vector<std::string> yarn_overrides(const Config& config, double factor) {
                       static_cast<int64_t>(static_cast<double>(positions) * factor))};
 }
 
+/// What stretches the positions so that `longest` tokens fit. yarn: --yarn, which stretches them already.
+std::string stretching(const Config& config, double yarn, int64_t longest) {
+  const double positions = static_cast<double>(max_positions(config));
+  const double factor = std::ceil(static_cast<double>(longest) / positions *
+                                  (yarn > 1 ? yarn : config.model.rope.scaling.factor));
+  if (yarn > 1 || config.model.rope.scaling.type == RopeScalingType::none)
+    return fmt::format("--yarn {} stretches them", factor);
+  return fmt::format("model.rope.scaling.factor is {} and would have to be {}",
+                     config.model.rope.scaling.factor, factor);
+}
+
 /// Generated prompts. Of all tasks those are left out that the texts or a length do not allow.
 std::vector<RulerCell> generated_cells(const RulerCommand& c, const RulerTexts& texts,
                                        const Tokenizer& tokenizer, bool begin_token) {
@@ -102,6 +114,10 @@ std::vector<RulerCell> generated_cells(const RulerCommand& c, const RulerTexts& 
         const auto prompts = std::make_shared<RulerPrompts>(task, texts, tokenizer, length, c.seed,
                                                             tokens_to_generate(task) + begin_token);
         cells.push_back({task, length, c.samples, [prompts](int64_t i) { return prompts->make(i); }});
+        if (const RulerPrompt first = prompts->make(0); first.longest && first.tokens < length * 9 / 10)
+          spdlog::warn(
+              "{} at a length of {}: the texts suffice for {} tokens only, under which its score stands",
+              name(task), length, first.tokens);
       } catch (const Error& error) {
         if (!all || error.code() != ExitCode::usage) throw;
         spdlog::warn("left out: {}", error.what());
@@ -126,7 +142,7 @@ std::vector<RulerCell> file_cells(const RulerCommand& c, const Tokenizer& tokeni
     const auto prompts = std::make_shared<std::vector<RulerPrompt>>(read_ruler_prompts(path));
     int64_t tokens = 0, length = 64;
     for (const RulerPrompt& p : *prompts)
-      tokens = std::max<int64_t>(tokens, std::ssize(tokenizer.encode(p.text())));
+      tokens = std::max<int64_t>(tokens, std::ssize(tokens_of(p, tokenizer)));
     while (length < begin_token + tokens + tokens_to_generate(task)) length *= 2;
     for (const RulerCell& cell : cells)
       if (cell.task == task && cell.length == length)
@@ -208,9 +224,8 @@ void run(const RulerCommand& c, int& exit_code) {
   int64_t longest = 0;
   for (const RulerCell& cell : cells) longest = std::max(longest, cell.length);
   if (const int64_t positions = max_positions(trained.config()); longest > positions && c.prompts.empty())
-    fail(ExitCode::usage,
-         "--lengths {}: {} tokens are more than the model's {} positions; --yarn {} stretches them",
-         c.lengths, longest, positions, (longest + positions - 1) / positions);
+    fail(ExitCode::usage, "--lengths {}: {} tokens are more than the model's {} positions; {}", c.lengths,
+         longest, positions, stretching(trained.config(), c.yarn, longest));
   longest = std::min(longest, max_positions(trained.config()));
 
   const nlohmann::ordered_json header = {{"schema", 1},

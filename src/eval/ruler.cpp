@@ -33,7 +33,7 @@ bool run_ruler(CachedModel& model, const Tokenizer& tokenizer, std::optional<int
     for (int64_t sample = 0; sample < cell.samples; ++sample) {
       if (results.has(cell.task, cell.length, sample)) continue;
       items.push_back({cell.task, cell.length, sample, cell.prompt(sample)});
-      Continuation c{tokenizer.encode(items.back().prompt.text()), tokens_to_generate(cell.task)};
+      Continuation c{tokens_of(items.back().prompt, tokenizer), tokens_to_generate(cell.task)};
       items.back().prompt.tokens = std::ssize(c.prompt);
       if (begin_token) c.prompt.insert(c.prompt.begin(), *begin_token);
       if (std::ssize(c.prompt) + c.new_tokens > model.context())

@@ -86,6 +86,7 @@ std::vector<RulerPrompt> read_ruler_prompts(const std::string& path) {
       fail(ExitCode::data, "{}: a prompt of RULER needs \"input\", a text, and \"outputs\", a list of texts",
            where);
     }
+    p.given = true;
     if (p.outputs.empty()) fail(ExitCode::data, "{}: \"outputs\" is empty", where);
     prompts.push_back(std::move(p));
   }
@@ -114,7 +115,9 @@ RulerResults::RulerResults(const std::string& path, const nlohmann::ordered_json
            path, printable(lines[0], 600), printable(header.dump(), 600));
     for (size_t i = 1; i < lines.size(); ++i) {
       const std::string where = fmt::format("{}:{}", path, i + 1);
-      answers_.push_back(answer_of(parse_strict_json(lines[i], where), where));
+      const RulerAnswer answer = answer_of(parse_strict_json(lines[i], where), where);
+      if (has(answer.task, answer.length, answer.sample)) continue;  // by two calls at the same time
+      answers_.push_back(answer);
       text += lines[i] + "\n";
     }
   }
@@ -138,16 +141,16 @@ nlohmann::ordered_json ruler_summary(const std::vector<RulerAnswer>& answers,
                                      const nlohmann::ordered_json& header) {
   struct Sum {
     double score = 0;
-    int64_t count = 0;
-    void add(double x) { score += x, ++count; }
+    int64_t count = 0, tokens = 0;
+    void add(const RulerAnswer& a) { score += a.score, tokens += a.tokens, ++count; }
   };
   std::map<std::pair<RulerTask, int64_t>, Sum> cells;
   std::map<std::tuple<RulerTask, int64_t, double>, Sum> depths;
   std::set<int64_t> lengths;
   std::set<RulerTask> tasks;
   for (const RulerAnswer& a : answers) {
-    cells[{a.task, a.length}].add(a.score);
-    if (a.depth >= 0) depths[{a.task, a.length, a.depth}].add(a.score);
+    cells[{a.task, a.length}].add(a);
+    if (a.depth >= 0) depths[{a.task, a.length, a.depth}].add(a);
     lengths.insert(a.length);
     tasks.insert(a.task);
   }
@@ -157,6 +160,7 @@ nlohmann::ordered_json ruler_summary(const std::vector<RulerAnswer>& answers,
     summary["cells"].push_back({{"task", name(cell.first)},
                                 {"length", cell.second},
                                 {"samples", sum.count},
+                                {"tokens", sum.tokens / sum.count},
                                 {"score", percent(sum.score, sum.count)}});
   // Columns of different tasks could not be compared.
   std::erase_if(tasks, [&](RulerTask task) {

@@ -150,8 +150,10 @@ std::vector<std::string> sentences(const Haystack& haystack, int64_t words) {
   return all;
 }
 
+/// other_values: where it is not null, its first ones become values of needles that hide the one asked for,
+/// as many as there are: only a value of the context tells whether a model looked its key up.
 std::string context(const Sample& s, const RulerTexts& texts, int64_t size, uint64_t seed,
-                    const std::string& label) {
+                    const std::string& label, std::vector<std::string>* other_values) {
   switch (s.kind.hay) {
     case Hay::noise:
       return with_needles(s, std::vector<std::string>(static_cast<size_t>(size), std::string(kNoise)), "\n");
@@ -163,7 +165,9 @@ std::string context(const Sample& s, const RulerTexts& texts, int64_t size, uint
       while (std::ssize(others) < size) {
         const std::string key = drawn(s.kind.key, texts.words, draw),
                           value = drawn(s.kind.value, texts.words, draw);
-        if (key != s.keys[0] && value != s.answers[0]) others.push_back(needle(s.kind.value, key, value));
+        if (key == s.keys[0] || value == s.answers[0]) continue;
+        if (other_values && others.size() < other_values->size()) (*other_values)[others.size()] = value;
+        others.push_back(needle(s.kind.value, key, value));
       }
       return with_needles(s, others, "\n");
     }
@@ -177,13 +181,13 @@ RulerPlan plan_needles(RulerTask task, const RulerTexts& texts, uint64_t seed, c
   Draw draw(seed, label);
   return {
       1, int64_t{1} << 24, [s = drawn_sample(task, texts, draw), &texts, seed, label](int64_t size) {
-        const std::string kind = s.kind.value == Kind::number ? "number" : "uuid", of = listed(s.queries),
-                          in = context(s, texts, size, seed, label);
+        const std::string kind = s.kind.value == Kind::number ? "number" : "uuid", of = listed(s.queries);
         RulerPrompt p;
+        if (s.answers.size() == 1) p.other_values = s.other_values;
+        const std::string in = context(s, texts, size, seed, label, &p.other_values);
         p.outputs = s.answers;
         p.depth = s.depth;
         if (s.answers.size() == 1) {
-          p.other_values = s.other_values;
           p.input = fmt::format(
               "A special magic {0} is hidden within the following text. Make sure to memorize it. I will "
               "quiz you about the {0} afterwards.\n{1}\nWhat is the special magic {0} for {2} mentioned in "

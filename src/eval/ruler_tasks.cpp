@@ -1,8 +1,12 @@
 #include "eval/ruler_tasks.h"
 
+#include <utf8proc.h>
+
 #include <algorithm>
 
 #include "core/error.h"
+#include "core/utf8.h"
+#include "data/unicode_form.h"
 #include "eval/ruler_plan.h"
 
 namespace sluice {
@@ -34,10 +38,20 @@ RulerPlan plan_of(RulerTask task, const RulerTexts& texts, int64_t length, uint6
   fail(ExitCode::internal, "ruler: unknown task");
 }
 
+/// Every character in lower case, of all scripts; bytes that are not UTF-8 stay.
 std::string lower(std::string_view text) {
-  std::string all(text);
-  for (char& c : all)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  std::string all;
+  for (size_t at = 0; at < text.size();) {
+    const size_t bad = find_invalid_utf8(text.substr(at));
+    const size_t end = bad == std::string_view::npos ? text.size() : at + bad;
+    while (at < end) {
+      utf8proc_int32_t c = 0;
+      at += static_cast<size_t>(utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(&text[at]),
+                                                 static_cast<utf8proc_ssize_t>(end - at), &c));
+      append_utf8(all, static_cast<char32_t>(utf8proc_tolower(c)));
+    }
+    if (at < text.size()) all += text[at++];
+  }
   return all;
 }
 
@@ -75,6 +89,10 @@ int64_t tokens_to_generate(RulerTask task) {
   fail(ExitCode::internal, "ruler: unknown task");
 }
 
+std::vector<int32_t> tokens_of(const RulerPrompt& prompt, const Tokenizer& tokenizer) {
+  return prompt.given ? tokenizer.encode_with_special(prompt.text()) : tokenizer.encode(prompt.text());
+}
+
 std::string missing_for(RulerTask task, const RulerTexts& texts) {
   if (task == RulerTask::qa_1) return texts.questions_1.empty() ? "--qa-1 JSONL" : "";
   if (task == RulerTask::qa_2) return texts.questions_2.empty() ? "--qa-2 JSONL" : "";
@@ -106,6 +124,7 @@ RulerPrompt RulerPrompts::fitted(int64_t sample, int64_t guess) const {
   const auto written = [&](int64_t size) {
     RulerPrompt p = plan.written(size);
     p.size = size;
+    p.longest = size == plan.largest;
     p.tokens = std::ssize(tokenizer_.encode(p.text()));
     return p;
   };

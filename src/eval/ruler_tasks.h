@@ -57,9 +57,14 @@ struct RulerPrompt {
   std::vector<std::string> other_values = {};  // with one needle: nine that were not asked for
   int64_t size = 0;    // parts of the haystack: sentences, words, needles or documents, by the task
   int64_t tokens = 0;  // of the prompt
+  bool longest = false;  // the texts hold no longer one
+  bool given = false;    // from a file, where special tokens are written out
 
   std::string text() const { return input + answer_prefix; }
 };
+
+/// Of the prompt's text, without a begin token: special tokens stand in prompts of a file alone.
+std::vector<int32_t> tokens_of(const RulerPrompt& prompt, const Tokenizer& tokenizer);
 
 /// Prompts of one task at one length. The arguments outlive it.
 class RulerPrompts {

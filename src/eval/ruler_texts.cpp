@@ -8,6 +8,7 @@
 #include "core/io.h"
 #include "core/line_reader.h"
 #include "core/strict_json.h"
+#include "core/utf8.h"
 
 namespace sluice {
 namespace {
@@ -108,6 +109,8 @@ std::vector<std::string> read_words(const std::string& path) {
   std::set<std::string> seen;
   LineReader reader(path);
   for (std::string line; reader.next(line, 4096);) {
+    if (find_invalid_utf8(line) != std::string::npos)
+      fail(ExitCode::data, "{}:{}: not UTF-8", path, reader.line_number());
     const Haystack on_line = split_haystack(line);
     for (const std::string& word : on_line.words)
       if (seen.insert(word).second) words.push_back(word);

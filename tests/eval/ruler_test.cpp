@@ -81,6 +81,7 @@ TEST_CASE("prompts are as long as the length allows, and hold what is asked for"
       CHECK(to_json(prompts.make(sample)) == to_json(p));
       CHECK(other_seed.make(sample).input != p.input);
       if (!all_documents) CHECK(longer.make(sample).size > p.size);
+      CHECK(p.longest == all_documents);
       for (const std::string& output : p.outputs) CHECK(p.input.find(output) != std::string::npos);
       inputs.insert(p.input);
     }
@@ -109,7 +110,13 @@ TEST_CASE("needles stand at their depth, and other values differ", "[ruler]") {
       const std::set<std::string> others(p.other_values.begin(), p.other_values.end());
       CHECK(others.size() == 9);
       CHECK(others.count(p.outputs[0]) == 0);
-      for (const std::string& other : others) CHECK(other.size() == p.outputs[0].size());
+      const bool among_needles = one == RulerTask::niah_multikey_2 || one == RulerTask::niah_multikey_3;
+      for (const std::string& other : others) {
+        CHECK(other.size() == p.outputs[0].size());
+        // Where other needles stand, theirs are the other values, so that it takes the key to tell them
+        // apart.
+        CHECK(count_of(p.input, other) == (among_needles ? 1 : 0));
+      }
     }
   }
   CHECK(depths.size() > 30);  // of 40
@@ -186,6 +193,9 @@ TEST_CASE("a score is the share of references found, of questions any of them", 
   CHECK(ruler_score(RulerTask::qa_1, two, "the beta one") == 1);
   CHECK(ruler_score(RulerTask::qa_2, two, "gamma") == 0);
   CHECK(ruler_score(RulerTask::niah_single_1, {"1234567"}, "is 12345678") == 1);  // contained, as in RULER
+  CHECK(ruler_score(RulerTask::qa_1, {"\u00c9COLE \u041c\u0418\u0420"}, "l'\u00e9cole \u043c\u0438\u0440") ==
+        1);
+  CHECK(ruler_score(RulerTask::qa_1, {"Alpha"}, "\xff alpha \xc3") == 1);  // bytes that are no characters
 }
 
 TEST_CASE("a length that a task does not fit into, and missing texts, are refused", "[ruler]") {
@@ -213,6 +223,8 @@ TEST_CASE("texts are read, and bad ones are named with their line", "[ruler]") {
   CHECK(std::set<std::string>(words.begin(), words.end()).size() == 8192);
   test::write_bytes(folder / "few", "a b c\n");
   test::expect_error(ExitCode::data, {"few: 3 different words"}, [&] { read_words(folder / "few"); });
+  test::write_bytes(folder / "latin", "caf\nna\xefve\n");
+  test::expect_error(ExitCode::data, {"latin:2: not UTF-8"}, [&] { read_words(folder / "latin"); });
   test::expect_error(ExitCode::data, {"few: 3 words are too few"}, [&] { read_haystack(folder / "few"); });
   test::write_bytes(folder / "q.jsonl",
                     "{\"question\": \"Who?\", \"answers\": [\"I\"], \"documents\": [\"It was I.\"]}\n\n"
@@ -226,6 +238,7 @@ TEST_CASE("texts are read, and bad ones are named with their line", "[ruler]") {
   const std::vector<RulerPrompt> prompts = read_ruler_prompts(folder / "vt.jsonl");
   REQUIRE(prompts.size() == 2);
   CHECK(prompts[0].text() == "text?");
+  CHECK(prompts[0].given);
   CHECK(prompts[0].outputs == std::vector<std::string>{"A", "B"});
   CHECK(prompts[1].text() == "more is");
   CHECK(task_of_file(folder / "vt.jsonl") == RulerTask::vt);
@@ -297,7 +310,10 @@ TEST_CASE("a damaged file of RULER's answers is refused by line and key", "[rule
     test::write_bytes(folder / "a.jsonl", header.dump() + "\n" + good.dump() + "\n" + line.dump() + "\n");
     return RulerResults(folder / "a.jsonl", header).answers().size();
   };
-  CHECK(read(good) == 2);
+  CHECK(read(good) == 1);  // the same answer twice, of two calls at one time, counts once
+  nlohmann::ordered_json other = good;
+  other["sample"] = 1;
+  CHECK(read(other) == 2);
   for (const auto& [key, value] :
        std::vector<std::pair<std::string, nlohmann::ordered_json>>{{"length", 1e300},
                                                                    {"length", 64.5},
@@ -329,6 +345,7 @@ TEST_CASE("the summary averages over the tasks that have every length", "[ruler]
   CHECK(summary["cells"].size() == 5);
   CHECK(summary["cells"][0]["score"] == 66.67);
   CHECK(summary["cells"][0]["samples"] == 3);
+  CHECK(summary["cells"][0]["tokens"] == 100);
   REQUIRE(summary["depths"].size() == 3);
   CHECK(summary["depths"][0]["score"] == 50);
   CHECK(summary["depths"][0]["samples"] == 2);
