@@ -7,6 +7,7 @@
 
 #include "checkpoint/manifest.h"
 #include "checkpoint/store.h"
+#include "config/derived.h"
 #include "config/model_function.h"
 #include "core/io.h"
 #include "core/strict_json.h"
@@ -58,6 +59,19 @@ class Comparison {
     can_grow_ = !fresh && !added.empty();
     for (const FunctionDifference& d : function_differences(fresh ? from : source, here))
       differ(d, place_of(d.key));
+  }
+  /// What YaRN stretches are the positions of the source; the key's default are another model's.
+  void require_original_length(const std::string& source, int64_t positions) const {
+    const std::string key = "model.rope.scaling.original_max_position_embeddings";
+    const RopeScalingConfig& scaling = config_.model.rope.scaling;
+    if (scaling.type != RopeScalingType::yarn || places_.count(key) > 0 ||
+        scaling.original_max_position_embeddings == positions)
+      return;
+    fail(
+        ExitCode::usage,
+        "{}: train.init_from: {} was trained with {} positions, and {} is {} by default; set it to what YaRN "
+        "stretches",
+        place("model.rope.scaling.type"), source, positions, key, scaling.original_max_position_embeddings);
   }
   /// accepted_by empty: train.init_ignore cannot accept it.
   void add(const std::string& accepted_by, const std::string& line, const std::string& when_accepted) {
@@ -129,6 +143,8 @@ void compare_checkpoint(const CheckpointInfo& checkpoint, const Tokenizer& token
   const Config source = checkpoint_config(checkpoint, "auto");
   refuse_adapters(checkpoint.path, source.lora.rank);
   const std::string file = checkpoint.path + "/config.yaml";
+  if (source.model.rope.scaling.type == RopeScalingType::none)
+    comparison.require_original_length(checkpoint.path, max_positions(source));
   comparison.compare_models(source.model, [&](const std::string&) { return "that of " + file; });
   const auto found = checkpoint.state.find("tokenizer_fingerprint");
   if (found == checkpoint.state.end() || !found->is_string())
@@ -151,6 +167,8 @@ void compare_config_json(const std::string& file, Comparison& comparison, InitSo
   const HfModel source = read_hf_config(file);
   out.model_type = source.model_type;
   refuse_adapters(out.path, source.lora_rank);
+  if (source.model.rope.scaling.type == RopeScalingType::none && source.model.max_position_embeddings)
+    comparison.require_original_length(out.path, *source.model.max_position_embeddings);
   comparison.compare_models(source.model,
                             [&](const std::string& key) { return where_in(source, key, file); });
   out.format = source.format;

@@ -92,6 +92,18 @@ TEST_CASE("every key that changes the function is compared with the source check
             .code == 0);
 }
 
+TEST_CASE("YaRN says how many positions of the source it stretches", "[init_from]") {
+  FromRun t;
+  const std::vector<std::string> yarn = {"model.rope.scaling={type: yarn, factor: 4}", "data.seq_len=64",
+                                         "train.init_ignore=[model.rope]"};
+  t.expect(t.start(t.run, yarn), 64,
+           {"was trained with 16 positions, and model.rope.scaling.original_max_position_embeddings is 4096 "
+            "by default"});
+  std::vector<std::string> said = yarn;
+  said[0] = "model.rope.scaling={type: yarn, factor: 4, original_max_position_embeddings: 16}";
+  CHECK(t.start(t.run, said).code == 0);
+}
+
 TEST_CASE("weights of another tokenizer are refused unless that is accepted", "[init_from]") {
   FromRun t;
   // A checkpoint whose state names another tokenizer, made by hand with its checksums.
