@@ -143,6 +143,28 @@ TEST_CASE("variants of a sweep have names, a control, and analyses in the report
   CHECK_THAT(io::read_file(s.folder / "page/tables/differences_to_the_control.csv"),
              Contains("headwise,plain,loss,3,"));
 
+  // A sweep that has its control in common with this one is compared with it, too. What has begun and not
+  // ended leads no table.
+  s.write(head + "name: other\nseeds: [1, 2, 3]\n");
+  std::string shared = io::read_file(s.file);
+  for (const auto& [from, to] : {std::pair<std::string, std::string>{"plain", "dense"},
+                                 {"headwise:", "shared:"},
+                                 {"granularity: headwise", "heads: shared"}})
+    for (size_t at = shared.find(from); at != std::string::npos; at = shared.find(from, at + to.size()))
+      shared.replace(at, from.size(), to);
+  test::write_bytes(s.file, shared);
+  const auto others = s.sweep("run");
+  INFO(others.out);
+  REQUIRE(others.code == 0);
+  CHECK(Sweeps::count(others.out, "  begins") == 3);
+  REQUIRE(WEXITSTATUS(std::system(report.c_str())) == 0);
+  const std::string both = io::read_file(s.folder / "page/tables/differences_to_the_control.csv");
+  CHECK_THAT(both, Contains("headwise,dense / plain,loss,3,") && Contains("shared,dense / plain,loss,3,"));
+  test::write_bytes(s.file, shared + "grid: {optimizer.lr: [1e-2, 1e-6]}\n");
+  CHECK_THAT(s.sweep("table").out, Contains("waiting") && Contains("lowest validation loss"));
+  test::write_bytes(s.file, shared.replace(shared.find("[1, 2, 3]"), 9, "[1, 2, 3, 4]"));
+  CHECK_THAT(s.sweep("table").out, Contains("1 waiting") && !Contains("lowest validation loss"));
+
   // With a grid, every variant has every value, and is compared with the control at the same one.
   s.write(head + "grid: {optimizer: {lr: [1e-2, 3e-3]}}\n");
   CHECK_THAT(s.sweep("plan").out, Contains("plain-lr_1e-2") && Contains("headwise-lr_3e-3"));
@@ -231,6 +253,119 @@ TEST_CASE("recorded results replace trainings on another machine", "[sweep]") {
                             Contains("s.jsonl:5: not a whole JSON object") &&
                             Contains("of several training data"));
   CHECK(Sweeps::count(again.out, "  begins") == 1);
+}
+
+TEST_CASE("a sweep starts from the weights of another, variant by variant and seed by seed", "[sweep]") {
+  if (no_python()) return;
+  const Sweeps s;
+  const std::string variants =
+      "resources: {slots: 2, threads: 1}\ncontrol: plain\nvariants:\n"
+      "  plain: {model.attention.gates: []}\n"
+      "  headwise:\n    model: {attention: {gates: [{position: sdpa_output, granularity: headwise}]}}\n";
+  const std::string seeds = "seeds: [1, 2]\n", second = s.folder / "second.yaml";
+  s.write("base: tiny.yaml\nrecord: results.jsonl\n" + variants + seeds);
+  const auto write_second = [&](const std::string& text) {
+    test::write_bytes(second, "after: s.yaml\nbase: tiny.yaml\noutput: " + (s.folder / "out2") + "\n" + text);
+  };
+  const std::string longer = "set: {optimizer.lr: 1e-12, train.init_ignore: [model.rope]}\n";
+  write_second(longer + variants + seeds + "grid: {model.rope.theta: [1e4, 1e6]}\n");
+
+  // It plans at any time, and begins where all that it starts from is done.
+  const auto plan = s.run("plan " + second);
+  INFO(plan.out);
+  REQUIRE(plan.code == 0);
+  CHECK_THAT(plan.out, Contains("8 trials: 8 waiting") && !Contains("init_from"));
+  for (const auto& [command, trials] : {std::pair{"run ", "4"}, {"slurm ", "4"}, {"trial ", "1"}}) {
+    const auto early = s.run(command + second + (*trials == '1' ? " 0" : ""));
+    CHECK(early.code == 66);
+    CHECK_THAT(early.out, Contains(trials + std::string(" trials of ")) &&
+                              Contains("s.yaml come first and are not done, plain-s1 "));
+  }
+  CHECK_FALSE(io::exists(s.folder / "out2/sweep.jsonl"));
+
+  REQUIRE(s.sweep("run").code == 0);
+  const auto run = s.run("run " + second);
+  INFO(run.out);
+  REQUIRE(run.code == 0);
+  CHECK(Sweeps::count(run.out, " 2/2 ") == 4);
+  int trials = 0;
+  for (const std::string& name : io::list_directory(s.folder / "out2")) {
+    const std::string folder = s.folder / ("out2/" + name);
+    if (!io::exists(folder + "/config.yaml")) continue;
+    ++trials;
+    const std::string source = name.substr(0, name.find('-')) + name.substr(name.find("-s"), 3);
+    CHECK_THAT(io::read_file(folder + "/config.yaml"), Contains("init_from: " + s.output + "/" + source));
+    // The learning rate changes nothing: where the base of the rotary frequencies is the first sweep's, so is
+    // the loss.
+    const auto last_loss = [](const std::string& run) {
+      const std::string lines = io::read_file(run + "/eval.jsonl");
+      const size_t last = lines.rfind('\n', lines.size() - 2) + 1;
+      return nlohmann::json::parse(lines.substr(last))["sets"]["held_out"]["loss"].get<double>();
+    };
+    for (const std::string& first : io::list_directory(s.output))
+      if (first.starts_with(source + "-") && name.find("theta_1e4") != std::string::npos)
+        CHECK(std::abs(last_loss(folder) - last_loss(s.output + "/" + first)) < 1e-6);
+  }
+  CHECK(trials == 8);
+
+  // The weights are named by the trial, so that the hashes of those that start from it are the same
+  // everywhere.
+  std::string plain;
+  for (const std::string& name : io::list_directory(s.output))
+    if (name.starts_with("plain-s1-")) plain = name;
+  const std::string other = "old" + plain.substr(5);
+  std::filesystem::rename(s.output + "/" + plain, s.output + "/" + other);
+  std::filesystem::remove_all(s.folder / "out2");
+  const auto renamed = s.run("run " + second);
+  CHECK(renamed.code == 73);
+  CHECK_THAT(renamed.out, Contains(other + " has another name than its trial") && Contains(plain));
+  std::filesystem::rename(s.output + "/" + other, s.output + "/" + plain);
+
+  // Variants may differ in nothing but the weights that they start from.
+  const std::string slots = "resources: {slots: 2, threads: 1}\n";
+  s.write("base: tiny.yaml\nvariants: {slow: {optimizer.lr: 1e-3}, fast: {optimizer.lr: 3e-2}}\n" + slots +
+          seeds);
+  REQUIRE(s.sweep("run").code == 0);
+  write_second("variants: {slow: {}, fast: {}}\nset: {optimizer.lr: 1e-12}\n" + slots + seeds);
+  const auto alike = s.run("run " + second);
+  INFO(alike.out);
+  CHECK(alike.code == 0);
+  CHECK_THAT(alike.out, Contains("\nslow ") && Contains("\nfast "));
+  CHECK(Sweeps::count(alike.out, " 2/2 ") == 2);
+
+  s.write("base: tiny.yaml\nrecord: results.jsonl\n" + variants + seeds);
+  write_second(longer + variants + seeds + "grid: {model.rope.theta: [1e4, 1e6]}\n");
+
+  // Recorded results have no weights.
+  REQUIRE(s.sweep("record").code == 0);
+  std::filesystem::remove_all(s.output);
+  std::filesystem::remove_all(s.folder / "out2");
+  REQUIRE(s.sweep("table").code == 0);
+  const auto bare = s.run("run " + second);
+  CHECK(bare.code == 66);
+  CHECK_THAT(bare.out, Contains("has no weights to start from") && Contains("results.jsonl"));
+
+  struct {
+    std::string text, message;
+  } const wrong[] = {
+      {variants + "seeds: [1, 3]\n", "has no trials of the variant and seed of plain-s3"},
+      {seeds, "has no trials of the variant and seed of tiny-s1"},
+      {variants + seeds + "set: {train.init_from: x}\n", "train.init_from follows from the key `after`"},
+  };
+  for (const auto& [text, message] : wrong) {
+    write_second(text);
+    const auto said = s.run("plan " + second);
+    INFO(said.out);
+    CHECK(said.code == 64);
+    CHECK_THAT(said.out, Contains("second.yaml:") && Contains(message));
+  }
+  write_second(variants + seeds);
+  s.write("after: second.yaml\nbase: tiny.yaml\n" + variants + seeds);
+  const auto circle = s.run("plan " + second);
+  CHECK(circle.code == 64);
+  CHECK_THAT(circle.out, Contains("comes after this sweep itself"));
+  s.write("after: none.yaml\nbase: tiny.yaml\n" + variants + seeds);
+  CHECK_THAT(s.sweep("plan").out, Contains("after: no such file") && Contains("none.yaml"));
 }
 
 TEST_CASE("losses of other tokens or of other text are neither averaged nor compared", "[sweep]") {

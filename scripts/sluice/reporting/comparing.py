@@ -101,7 +101,7 @@ def choose_baselines(groups: list, name: str | None = None) -> dict:
         """The group of the control that has all but the variant in common."""
         wanted = (group.place.study, control, group.place.point)
         return next(
-            (g for g in groups if g.place and (g.place.study, g.place.variant, g.place.point) == wanted),
+            (g for g in groups if wanted in [(p.study, p.variant, p.point) for p in g.places]),
             None,
         )
 

@@ -89,7 +89,7 @@ class Group:
             twin = run.seed() is not None and any(run.seed() == r.seed() for r in self.runs)
             (self.twins if twin else self.runs).append(run)
         runs = self.runs
-        self.place: Place | None = None  # in a sweep with variants
+        self.places: list[Place] = []  # in sweeps with variants
         self.named = False  # the label is the sweep's or the paper's, not the run's
         self.rows: list[str] = []  # ids of the papers' rows
         self.variant = papers.variant(runs[0].config) if runs[0].config else runs[0].name
@@ -99,6 +99,11 @@ class Group:
     @property
     def first(self) -> Run:
         return self.runs[0]
+
+    @property
+    def place(self) -> Place | None:
+        """The first of its places, by which it is called."""
+        return self.places[0] if self.places else None
 
     def sound(self) -> list[Run]:
         """Runs whose numbers count: the finished ones; where none is, those that have begun. None that diverged."""
@@ -166,7 +171,7 @@ def difference(group: Group | None, base: Group | None, key: str) -> Difference 
 
 
 def group_runs(
-    runs: list[Run], paper: dict[str, Any], places: Mapping[str, Place] | None = None
+    runs: list[Run], paper: dict[str, Any], places: Mapping[str, list[Place]] | None = None
 ) -> list[Group]:
     """Groups in the order of a sweep's variants, then of the papers' rows, then of the runs given. Every run learns its group. places:
     of the sweeps' trials, by the hash of their configurations."""
@@ -177,9 +182,9 @@ def group_runs(
     found: list[list[Run]] = []
     for run in runs:
         text = run.without_seed() or os.path.abspath(run.folder)
-        place = places.get(str(run.info.get("config_hash"))) if places else None
-        if place:
-            text = by_place.setdefault(place.key(), text)
+        found_places = places.get(str(run.info.get("config_hash"))) if places else None
+        if found_places:
+            text = by_place.setdefault(found_places[0].key(), text)
         if text not in by_text:
             by_text[text] = []
             found.append(by_text[text])
@@ -191,8 +196,8 @@ def group_runs(
         for run in group.runs + group.twins:
             group.rows = sorted({*group.rows, *papers.rows_of(run, geometry, paper)}, key=order.get)
     for group in groups:
-        found_places = [places.get(str(r.info.get("config_hash"))) for r in group.runs] if places else []
-        group.place = next((place for place in found_places if place), None)
+        of_runs = [places.get(str(r.info.get("config_hash"))) for r in group.runs] if places else []
+        group.places = next((found_places for found_places in of_runs if found_places), [])
     groups.sort(
         key=lambda g: (
             g.place.order if g.place else math.inf,
@@ -261,10 +266,12 @@ def label_groups(groups: list[Group], paper: dict[str, Any]) -> None:
 
 
 def label_places(groups: list[Group]) -> None:
-    """The sweep's names, with the sweep's own where two sweeps use one."""
+    """The sweep's names, with the sweep's own where two sweeps use one; all of them where sweeps share a training."""
     for group in groups:
         same = [g for g in groups if g.place.group == group.place.group]
         group.label = group.place.group if len(same) == 1 else f"{group.place.study}: {group.place.group}"
+        others = dict.fromkeys(place.group for place in group.places if place.group != group.place.group)
+        group.label += "".join(f" / {name}" for name in others)
         group.short, group.named = group.label, True
 
 

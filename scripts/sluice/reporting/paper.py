@@ -246,6 +246,7 @@ def protocol(run: Run, table_family: str) -> str:
         "eval": get("eval.max_tokens"),
         "precision": get("train.precision"),
         "vocab": get("model.vocab_size"),
+        "continued": bool(get("train.init_from")),
     }
     if table_family in ("moe", "sink"):
         out["batch"] = get("train.global_batch_size")

@@ -50,7 +50,9 @@ class Study:
         self.keys: list[str] = [key or "-" for key in data.get("keys") or []]
         self.variants = [v for v in data.get("variants") or [] if v.get("name")]
         self.trials = [
-            t for t in data.get("trials") or [] if t.get("hash") and t.get("group") and t.get("variant")
+            t
+            for t in data.get("trials") or []
+            if t.get("hash") and t.get("group") and t.get("variant") is not None
         ]
 
     def places(self) -> dict[str, Place]:
@@ -100,10 +102,10 @@ def studies_of(folders: list[str]) -> list[Study]:
     return found
 
 
-def places_of(studies: list[Study]) -> dict[str, Place]:
-    """Where several name a configuration, the first."""
-    places: dict[str, Any] = {}
+def places_of(studies: list[Study]) -> dict[str, list[Place]]:
+    """Of every configuration, in the order of the studies: several may have one training in common, such as their control."""
+    places: dict[str, list[Place]] = {}
     for study in studies:
         for key, place in study.places().items():
-            places.setdefault(key, place)
+            places.setdefault(key, []).append(place)
     return places

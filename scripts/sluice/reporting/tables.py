@@ -251,18 +251,21 @@ def lr_points(groups: list[Group]) -> list[tuple[str, list[tuple[float, Group]]]
         if lr is None:
             continue
         key = (
-            group.variant,
+            group.place.variant if group.place else group.variant,
             group.first.get("model.num_hidden_layers"),
             papers.model_text(group.first),
             papers.protocol(group.first, "dense"),
             str(group.first.get("train.max_steps")),
+            group.first.get("train.global_batch_size"),
         )
         ladders.setdefault(key, []).append((lr, group))
     out = []
     for key, points in ladders.items():
         if len({lr for lr, _ in points}) < 2:
             continue
-        out.append((points[0][1].short, key[1], sorted(((lr, g) for lr, g in points), key=lambda p: p[0])))
+        first = points[0][1]
+        name = (first.place.variant if first.place else "") or first.short
+        out.append((name, key[1], sorted(((lr, g) for lr, g in points), key=lambda p: p[0])))
     depths = {depth for _, depth, _ in out}
     names = [name if len(depths) == 1 else f"{name}, {depth} layers" for name, depth, _ in out]
     # Models that differ in a key without a word of its own are told apart by a run's name.

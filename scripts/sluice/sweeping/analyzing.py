@@ -23,8 +23,10 @@ def folder_of(trial: Trial) -> str:
 
 
 def is_analyzed(trial: Trial) -> bool:
-    """Whether there is a whole analysis: the program writes analysis.json last. A damaged one is reported, and made again."""
-    return bool(Analysis(folder_of(trial)))
+    """Whether there is a whole analysis of the last step: the program writes analysis.json last. A damaged one is reported, and made
+    again."""
+    analysis = Analysis(folder_of(trial))
+    return bool(analysis) and analysis.data.get("step") == trial.plan["steps"]
 
 
 class One:
@@ -49,7 +51,7 @@ class Analyzer:
         return resources.threads or max(1, len(os.sched_getaffinity(0)) // resources.slots)
 
     def command(self, trial: Trial) -> list[str]:
-        run = self.work.run_dir(trial)
+        run = trial.run_dir()
         # What lies in the folder is of an analysis that was broken off.
         options = ["-o", os.path.join(run, "analysis"), "--force", "--quiet"]
         return [self.work.program, "analyze", run, *options, f"train.threads={self.threads()}"]

@@ -26,13 +26,15 @@ relative to it; all others to the folder of the checkout, in which runs start, o
   stop_if: {metric: loss, op: ">", value: 6, after_steps: 100}     # or a list; op: > >= < <= nonfinite; val.SET.loss: evaluations
   name: lr                                               # and output: runs/sweeps/NAME
   record: results/lr.jsonl                               # results of finished trials, to be kept with this file
+  after: first.yaml                                      # a sweep from whose weights these trials start (train.init_from), each
+                                                         # from those of its own variant and seed
 
 Keys are written with dots, or as sections. Every variant is trained with every value of the grid and every seed.
 
 A trial is known by the hash of its resolved configuration: in OUTPUT/NAME-HASH it is skipped when it is finished and goes on when it
 is not. What a stop rule ended, what diverged (78) and what failed is not run again without --retry. OUTPUT/sweep.jsonl is the journal,
 OUTPUT/logs has what each trial printed. A trial in the record counts as finished, on any machine; its run folder is made without
-weights, for tables and reports. SIGINT and SIGTERM let the trials save; a second one kills them.
+weights, for tables and reports, so that no other sweep can start from it. SIGINT and SIGTERM let the trials save; a second one kills them.
 
 Exit codes: 0 every trial has its result (done, stopped by a rule, diverged), 75 interrupted, 64 a mistake in the files, 73 the sweep
 or a folder belongs to another run, otherwise the worst of the trials that failed.
@@ -140,9 +142,7 @@ def train(options: argparse.Namespace) -> int:
     sweep.resources.threads = options.threads or sweep.resources.threads
     # Runs start in the folder that paths in the file are relative to; what is shown to the user is relative to his own.
     folder = program.working_folder()
-    output = os.path.relpath(options.output or os.path.join(folder, sweep.output))
-    if output.startswith(os.pardir):
-        output = os.path.abspath(output)
+    output = plan.output_of(sweep, options.output)
     merged = plan.add_plans(sweep, sluice, output)
     recorded = records.Records(sweep.record) if sweep.record else None
     lines = recorded.lines if recorded else {}
@@ -166,6 +166,7 @@ def train(options: argparse.Namespace) -> int:
         state.refuse_foreign(found)
         print(records.record(sweep, found, sweep.record, sluice))
     elif options.command == "slurm":
+        state.refuse_early(sweep, sweep.trials, output)
         waiting = [
             look.trial for look in state.looks(sweep.trials, output).values() if look.state not in state.ENDS
         ]
@@ -185,8 +186,11 @@ def train(options: argparse.Namespace) -> int:
         if options.command == "analyze":
             return analyzing.Analyzer(work).run()
         if options.command == "trial":
-            return work.run_one(one_trial(sweep, options.trial))
+            trial = one_trial(sweep, options.trial)
+            state.refuse_early(sweep, [trial], output)
+            return work.run_one(trial)
         work.own()
+        state.refuse_early(sweep, sweep.trials, output, options.retry)
         retry(sweep, output, options.retry)
         print(tables.plan_text(sweep, state.looks(sweep.trials, output), merged), flush=True)
         code = work.run()

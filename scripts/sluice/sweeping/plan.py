@@ -10,13 +10,11 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 from ..program import working_folder
+from .sweep_file import PREFIX
 
 if TYPE_CHECKING:
     from ..yaml import Node
     from .sweep_file import SweepFile, Trial
-
-PREFIX = 12  # letters of the hash in a folder's name
-
 
 class Mistake(Exception):
     """The user's, or the world's: one message and an exit code."""
@@ -54,8 +52,16 @@ def place(trial: Trial, message: str) -> Node:
     return trial.base_node
 
 
+def output_of(sweep: SweepFile, given: str | None = None) -> str:
+    """The folder of its runs: `given` by the user, or the file's, relative to where the user stands where it is below."""
+    output = os.path.relpath(given or os.path.join(working_folder(), sweep.output))
+    return os.path.abspath(output) if output.startswith(os.pardir) else output
+
+
 def add_plans(sweep: SweepFile, program: str, output: str) -> list[tuple[Trial, Trial]]:
     """Asks the program about every trial. Trials that are one and the same training become one; their number is returned."""
+    if sweep.after:  # whose folders the trials name
+        add_plans(sweep.after, program, output_of(sweep.after))
     with concurrent.futures.ThreadPoolExecutor(max(1, min(8, os.cpu_count() or 1))) as pool:
         answers = list(pool.map(lambda trial: asked(program, trial, sweep.resources.procs), sweep.trials))
     for trial, (code, answer) in zip(sweep.trials, answers):
@@ -83,7 +89,7 @@ def add_plans(sweep: SweepFile, program: str, output: str) -> list[tuple[Trial, 
             raise Mistake(
                 73, f"{output} holds {' and '.join(found)}, which are one configuration; keep one of them"
             )
-        trial.folder = os.path.join(output, found[0] if found else f"{trial.name}-{trial.hash[:PREFIX]}")
+        trial.folder = os.path.join(output, found[0]) if found else trial.own_folder(output)
         twin = first.get(trial.hash)
         if twin and twin.variant is not trial.variant:
             node = trial.variant.node or trial.base_node

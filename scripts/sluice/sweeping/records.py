@@ -43,6 +43,8 @@ KEPT = (
     "validation_fingerprints",
     "tokenizer_fingerprint",
 )
+KEPT_OF_START = ("step", "fingerprint")  # of run.json's init_from; its path is the configuration's
+
 # Of the run's configuration: how it was evaluated, which the hash leaves out and the sweep file may say otherwise later. Tasks are
 # files of the machine, prompts have no numbers.
 SETTINGS = ("eval", "analysis")
@@ -102,6 +104,13 @@ def settings_of(trial: Trial, program: str | None) -> dict[str, Any]:
     return kept
 
 
+def kept_of(run: dict[str, Any]) -> dict[str, Any]:
+    """What a record holds of run.json."""
+    kept = {key: run[key] for key in KEPT if key in run}
+    start = {key: (run.get("init_from") or {}).get(key) for key in KEPT_OF_START}
+    return kept | ({"init_from": start} if any(start.values()) else {})
+
+
 def of_run(trial: Trial, program: str | None = None) -> dict[str, Any]:
     """The record of a finished trial."""
     read = lambda name, shape: read_lines(os.path.join(trial.folder, name), shape)
@@ -111,7 +120,7 @@ def of_run(trial: Trial, program: str | None = None) -> dict[str, Any]:
         "schema": SCHEMA,
         "hash": trial.hash,
         "trial": trial.name,
-        "run": {key: run[key] for key in KEPT if key in run},
+        "run": kept_of(run),
         "settings": settings_of(trial, program),
         "steps": trial.plan["steps"],
         "metrics": {
@@ -271,4 +280,14 @@ def mixtures(found: dict[str, Look]) -> list[str]:
         if len(names) > 1:
             counts = ", ".join(f"{name} ({values.count(name)} trials)" for name in names)
             out.append(f"of several {what}: {counts}")
+    starts: dict[str, set[str]] = {}
+    for look in done:
+        mark = (look.run.get("init_from") or {}).get("fingerprint")
+        if look.trial.after and mark:
+            starts.setdefault(look.trial.after.name, set()).add(mark)
+    changed = [name for name, marks in starts.items() if len(marks) > 1]
+    if changed:
+        out.append(
+            f"of several weights of {', '.join(changed)}, which was trained again while trials that start from it were kept"
+        )
     return out

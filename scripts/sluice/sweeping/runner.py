@@ -180,12 +180,6 @@ class Runner:
             1, len(os.sched_getaffinity(0)) // (resources.slots * resources.procs)
         )
 
-    @staticmethod
-    def run_dir(trial: Trial) -> str:
-        """The path as passed to the program, which starts in the working folder: relative below that."""
-        folder, path = working_folder(), os.path.abspath(trial.folder)
-        return os.path.relpath(path, folder) if path.startswith(folder + os.sep) else path
-
     def command(self, trial: Trial) -> list[str]:
         ranks = self.sweep.resources.procs
         program = [
@@ -194,7 +188,7 @@ class Runner:
             trial.base,
             *trial.overrides(),
             f"name={trial.name}",
-            f"run_dir={self.run_dir(trial)}",
+            f"run_dir={trial.run_dir()}",
             f"train.threads={self.threads()}",
         ]
         if self.launcher:

@@ -7,14 +7,15 @@ import json
 import os
 import socket
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..reporting import shapes
 from ..reporting.files import parse, read_object
-from .plan import Mistake
+from .plan import Mistake, output_of
 
 if TYPE_CHECKING:
-    from .sweep_file import Trial
+    from .sweep_file import SweepFile, Trial
 
 # States; the first group can be run, the last has its result.
 WAITING, PAUSED, RUNNING = "waiting", "paused", "running"
@@ -232,3 +233,33 @@ def looks(
     """{hash: Look} of every trial. records: lines of the sweep's record, by hash."""
     events, lines, logs = Journal(output).by_trial(), records or {}, os.path.join(output, "logs")
     return {t.hash: Look(t, events.get(t.hash, []), logs, lines.get(t.hash)) for t in trials}
+
+
+def refuse_early(sweep: SweepFile, trials: list[Trial], output: str, again: Sequence[str] = ()) -> None:
+    """Nothing is begun whose weights to start from are not there yet, or no longer. again: states that are tried again."""
+    if not sweep.after:
+        return
+    looked = looks(trials, output).values()
+    begun = [look.trial for look in looked if look.state not in ENDS or look.state in again]
+    sources = [trial.after for trial in begun if trial.after]
+    folder = output_of(sweep.after)
+    waiting = [look.trial.name for look in looks(sources, folder).values() if look.state != DONE]
+    if waiting:
+        raise Mistake(
+            66,
+            f"{len(waiting)} trials of {sweep.after.path} come first and are not done, {waiting[0]} among them: "
+            f"scripts/sweep run {sweep.after.path}",
+        )
+    for trial in sources:
+        if trial.folder != trial.own_folder(folder):
+            raise Mistake(
+                73,
+                f"{trial.folder} has another name than its trial, and the trials that start from it are known by that "
+                f"name; mv {trial.folder} {trial.own_folder(folder)}",
+            )
+        if not os.path.isdir(os.path.join(trial.folder, "ckpt")):
+            raise Mistake(
+                66,
+                f"{trial.folder} has no weights to start from (the results of a recorded trial have none); train it: "
+                f"remove the folder, and the trial from {sweep.after.record or 'the record'}",
+            )

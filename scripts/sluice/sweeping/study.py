@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..program import working_folder
 from ..reporting.study import SUFFIX
+from .sweep_file import START
 from .text import table
 
 if TYPE_CHECKING:
@@ -60,7 +61,9 @@ class Differences:
         with concurrent.futures.ThreadPoolExecutor(max(1, min(8, os.cpu_count() or 1))) as pool:
             trees = list(pool.map(lambda trial: resolved(program, trial), firsts.values()))
         every = list(dict.fromkeys(key for tree in trees for key in tree))
-        self.keys = [key for key in every if len({tree.get(key) for tree in trees}) > 1]
+        # The weights that `after` names differ as the trials do that they come from.
+        known = (START,) if sweep.after else ()
+        self.keys = [key for key in every if key not in known and len({tree.get(key) for tree in trees}) > 1]
         self.rows = {
             name: [written(trial.variant, key) or tree.get(key, "-") for key in self.keys]
             for (name, trial), tree in zip(firsts.items(), trees)
@@ -90,15 +93,15 @@ def short(keys: list[str]) -> list[str]:
 
 
 def write(sweep: SweepFile, program: str, output: str) -> None:
-    """OUTPUT/NAME.study.json, for a sweep with variants."""
-    if not any(trial.variant.name for trial in sweep.trials):
+    """OUTPUT/NAME.study.json, for a sweep with variants, or whose seeds start from different weights."""
+    if not any(trial.place for trial in sweep.trials):
         return
     differences = Differences(sweep, program)
     study = {
         "name": sweep.name,
         "control": sweep.control,
         "keys": short(differences.keys),
-        "variants": [{"name": name, "values": values} for name, values in differences.rows.items()],
+        "variants": [{"name": name, "values": values} for name, values in differences.rows.items() if name],
         "trials": [
             {"hash": t.hash, "group": t.group, "variant": t.variant.name, "point": t.shared()}
             for t in sweep.trials

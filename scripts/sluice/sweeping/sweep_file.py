@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import yaml
+from ..program import working_folder
 from ..reporting.study import Place
 from ..yaml import Refused  # noqa: F401
 from .text import unprintable
@@ -23,6 +24,7 @@ KEYS = (
     "name",
     "output",
     "record",
+    "after",
     "base",
     "set",
     "variants",
@@ -67,8 +69,10 @@ STEP_METRICS = (
 SET_METRICS = ("loss", "perplexity", "bits_per_byte", "tokens", "text_dropped")
 CLASS_METRICS = ("loss", "share_likely", "tokens")  # val.SET.classes.CLASS
 SEED = "train.seed"
+START = "train.init_from"
 # Sections and keys of a trial that are the sweep's own to say.
 OWN = ("name", "run_dir", "train.threads")
+PREFIX = 12  # letters of the hash in a folder's name
 MOST_TRIALS = 10_000  # planning them takes about 8 ms each
 
 
@@ -147,6 +151,12 @@ class Resources:
             setattr(self, name, None)
 
 
+def program_path(path: str) -> str:
+    """A path for the program, which starts in the working folder: relative below that."""
+    folder, path = working_folder(), os.path.abspath(path)
+    return os.path.relpath(path, folder) if path.startswith(folder + os.sep) else path
+
+
 class Variant:
     """A name and the keys that make it differ from the others."""
 
@@ -168,12 +178,29 @@ class Trial:
         self.name = self.hash = self.folder = ""
         self.group = ""  # what the trials of its configuration are called, whatever their seed
         self.place: Place | None = None  # of a variant, as scripts/report finds it
+        self.after: Trial | None = None  # the trial of an earlier sweep whose last weights it starts from
         self.plan: dict[str, Any] = {}
+
+    def run_dir(self) -> str:
+        """Its folder as the program is given it."""
+        return program_path(self.folder)
+
+    def own_folder(self, output: str) -> str:
+        """Where it is trained unless it was trained under another name before."""
+        return os.path.join(output, f"{self.name}-{self.hash[:PREFIX]}")
+
+    def last_weights(self) -> str:
+        """Its last checkpoint, for the trials that start from it: their hashes are of this text, so that it must be the same on
+        every machine."""
+        folder = program_path(self.own_folder(os.path.dirname(self.folder)))
+        return os.path.join(folder, "ckpt", f"step_{self.plan['steps']:08d}")
 
     def overrides(self) -> list[str]:
         """key=value..., in the order in which later ones win."""
-        return [f"{key}={node.flow()}" for key, node in self.values.items()] + (
-            [f"{SEED}={self.seed.text}"] if self.seed else []
+        return (
+            [f"{key}={node.flow()}" for key, node in self.values.items()]
+            + ([f"{START}={self.after.last_weights()}"] if self.after else [])
+            + ([f"{SEED}={self.seed.text}"] if self.seed else [])
         )
 
     def shared(self) -> str:
@@ -182,12 +209,17 @@ class Trial:
         return " ".join([base, *(f"{key}={node.flow()}" for key, node in self.point.items())])
 
     def configuration(self) -> tuple[str, ...]:
-        """What its seeds have in common."""
-        return (self.base, *(f"{key}={node.flow()}" for key, node in self.values.items()))
+        """What its seeds have in common. Variants may differ in the weights alone that they start from."""
+        return (
+            self.base,
+            self.variant.name,
+            *(f"{key}={node.flow()}" for key, node in self.values.items()),
+        )
 
 
 class SweepFile:
-    def __init__(self, path: str, sluice: str | None = None) -> None:
+    def __init__(self, path: str, sluice: str | None = None, before: Sequence[str] = ()) -> None:
+        """before: the files that are known to come after this one."""
         self.path = path
         self.root = root = yaml.read(path, sluice)
         if root.kind != "map":
@@ -208,6 +240,7 @@ class SweepFile:
         self.output = self.text(root, "output", os.path.join("runs", "sweeps", self.name))
         record = self.text(root, "record")
         self.record = record and os.path.normpath(os.path.join(os.path.dirname(path), record))
+        self.after = self.read_after([*before, os.path.realpath(path)], sluice)
         self.bases = self.read_bases()
         self.common = self.read_overrides(self.part("set"), "set")
         self.grid = self.read_grid()
@@ -218,6 +251,8 @@ class SweepFile:
         self.resources = self.read_resources()
         self.rules = self.read_rules()
         self.trials = self.expand()
+        if self.after:
+            self.follow(self.after)
 
     # ---- parts
 
@@ -286,6 +321,34 @@ class SweepFile:
             node.refuse("base is an empty list")
         return bases
 
+    def read_after(self, later: list[str], sluice: str | None) -> SweepFile | None:
+        """The sweep whose trials this one's start from."""
+        name, node = self.text(self.root, "after"), self.part("after")
+        if node is None:
+            return None
+        path = os.path.normpath(os.path.join(os.path.dirname(self.path), name))
+        if os.path.realpath(path) in later:
+            node.refuse(f"after: {path} comes after this sweep itself")
+        if not os.path.isfile(path):
+            node.refuse(f"after: no such file: {path} (relative to the sweep file)")
+        return SweepFile(path, sluice, later)
+
+    def follow(self, earlier: SweepFile) -> None:
+        """Gives each trial the one of the earlier sweep that has its variant and its seed."""
+        key = lambda trial: (trial.variant.name, trial.seed.text if trial.seed else "")
+        of: dict[tuple[str, str], list[Trial]] = {}
+        for trial in earlier.trials:
+            of.setdefault(key(trial), []).append(trial)
+        for trial in self.trials:
+            found = of.get(key(trial), [])
+            if len(found) != 1:
+                node = self.part("after") or self.root
+                node.refuse(
+                    f"after: {earlier.path} has {len(found) or 'no'} trials of the variant and seed of "
+                    f"{trial.name}; it needs exactly one, from whose weights to start"
+                )
+            trial.after = found[0]
+
     def check_override(self, key: str, node: Node) -> None:
         if key in OWN:
             node.refuse(
@@ -293,6 +356,8 @@ class SweepFile:
             )
         if key == SEED:
             node.refuse(f"{SEED}: give the list `seeds` instead")
+        if key == START and self.after:
+            node.refuse(f"{START} follows from the key `after`")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.\[\]]*", key):
             node.refuse(f"{key!r} is no configuration key")
 
@@ -507,7 +572,7 @@ class SweepFile:
             trial.name = trial.group + (f"-s{trial.seed.text}" if trial.seed else "")
         order = {group: i for i, group in enumerate(dict.fromkeys(trial.group for trial in trials))}
         for trial in trials:
-            if trial.variant.name:
+            if trial.variant.name or self.after:
                 trial.place = Place(
                     self.name,
                     trial.group,

@@ -19,7 +19,7 @@ from ..reporting.values import deviation, mean, short
 from ..reporting.values import fixed as shared_fixed
 from . import state
 from .plan import flops
-from .state import DONE, RUNNING
+from .state import DONE, ENDS, RUNNING
 from .text import count, duration, finite, fixed, table
 
 if TYPE_CHECKING:
@@ -255,13 +255,13 @@ def groups_of(results: list[Result]) -> list[tuple[Group | None, list[Result]]]:
         group = Group(runs) if runs else None
         if group:
             group.label = group.short = members[0].look.trial.group
-            group.place = members[0].look.trial.place
+            group.places = [place for place in [members[0].look.trial.place] if place]
         out.append((group, members))
     return out
 
 
 def lowest(groups: list[Group], name: str, pick: Callable[..., Any]) -> str:
-    """A line on the best variant of those that finished."""
+    """A line on the best variant of these, of those that finished."""
     found = [
         (mean([pick(run) for run in g.evaluated()]), g) for g in groups if g.finished() and not g.diverged()
     ]
@@ -338,10 +338,11 @@ def results_text(sweep: SweepFile, results: list[Result], control: str | None = 
         + "\n"
     )
     out += "".join(f"control: {name}\n" for name in dict.fromkeys(base.label for base in bases.values() if base))
-    out += lowest(groups, "validation loss", lambda run: run.measures["loss"])
+    complete = [g for g, members in made if g and all(m.look.state in ENDS for m in members)]
+    out += lowest(complete, "validation loss", lambda run: run.measures["loss"])
     for name in several:
         out += lowest(
-            groups,
+            complete,
             f"loss on {name}",
             lambda run: finite(((run.last.get("sets") or {}).get(name) or {}).get("loss")),
         )
