@@ -60,7 +60,7 @@ class Comparison {
     for (const FunctionDifference& d : function_differences(fresh ? from : source, here))
       differ(d, place_of(d.key));
   }
-  /// What YaRN stretches are the positions of the source; the key's default are another model's.
+  /// What YaRN stretches are the positions of the source; the key's default is another model's length.
   void require_original_length(const std::string& source, int64_t positions) const {
     const std::string key = "model.rope.scaling.original_max_position_embeddings";
     const RopeScalingConfig& scaling = config_.model.rope.scaling;
