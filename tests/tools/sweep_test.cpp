@@ -297,8 +297,8 @@ TEST_CASE("a sweep starts from the weights of another, variant by variant and se
     CHECK_THAT(io::read_file(folder + "/config.yaml"), Contains("init_from: " + s.output + "/" + source));
     // The learning rate changes nothing: where the base of the rotary frequencies is the first sweep's, so is
     // the loss.
-    const auto last_loss = [](const std::string& run) {
-      const std::string lines = io::read_file(run + "/eval.jsonl");
+    const auto last_loss = [](const std::string& folder_of_run) {
+      const std::string lines = io::read_file(folder_of_run + "/eval.jsonl");
       const size_t last = lines.rfind('\n', lines.size() - 2) + 1;
       return nlohmann::json::parse(lines.substr(last))["sets"]["held_out"]["loss"].get<double>();
     };
