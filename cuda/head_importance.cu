@@ -4,6 +4,7 @@
 // block per layer. Sums are f64; chunks depend only on the shape. Not yet run on a GPU.
 #include "common/map.cuh"
 #include "common/math.cuh"
+#include "core/targets.h"
 #include "ops/head_importance.h"
 
 namespace sluice::cuda {
@@ -22,6 +23,7 @@ struct Importance {
   int heads;
   float low, range;  // a score is low + range sigmoid
   bool skip_first;
+  const int* targets;  // null: no padding
   double* partials;  // (chunks, H + 1): sums, and number of tokens that count
 };
 
@@ -36,6 +38,7 @@ __global__ void __launch_bounds__(kBlock) importance_kernel(Importance<T> a) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const float share = 1.f / static_cast<float>(a.width);
     for (int64_t t = begin + static_cast<int>(threadIdx.x) / 32; t < end; t += kBlock / 32) {
+      if (a.targets && a.targets[t] == kPadding) continue;  // the whole warp
       const T* const z = a.logits + (t * a.heads + h) * a.width;
       float scores = 0;
       for (int64_t c = lane; c < a.width; c += 32) scores += a.low + a.range * sigmoid(to_float(z[c]));
@@ -44,6 +47,7 @@ __global__ void __launch_bounds__(kBlock) importance_kernel(Importance<T> a) {
     }
   } else {
     for (int64_t t = begin + static_cast<int>(threadIdx.x); t < end; t += kBlock) {
+      if (a.targets && a.targets[t] == kPadding) continue;
       float open = 0;
       bool counts = true;
       if (a.logits) {
@@ -94,6 +98,7 @@ struct ImportanceBackward {
   const int* first_key;
   const T* sink;
   const float* extra;  // (H, T), instead of sink
+  const int* targets;  // null: no padding
   int64_t tokens;
 };
 
@@ -105,6 +110,11 @@ __global__ void __launch_bounds__(kBlock) importance_backward_kernel(ImportanceB
   double sum = 0;
   for (int64_t t = static_cast<int>(threadIdx.x); t < a.tokens; t += kBlock) {
     const int64_t i = h * a.tokens + t;
+    if (a.targets && a.targets[t] == kPadding) {
+      a.dlse[i] = 0;
+      if (a.coef0) a.coef0[i] = 0;
+      continue;
+    }
     if (a.extra) {
       const float x = a.lse[i] - a.extra[i];
       a.dlse[i] = u * sigmoid(x) * sigmoid(-x);
@@ -194,6 +204,8 @@ void head_importance(Context& ctx, Tensor batch, Tensor totals, const HeadGate& 
         const ScoreRange scores = score_range(g.kind.activation).value_or(ScoreRange{0, 1});  // of logits
         a.low = static_cast<float>(scores.low), a.range = static_cast<float>(scores.high - scores.low);
         a.skip_first = g.skip_first;
+        a.targets =
+            g.logits && rows == 1 ? nullptr : data_or_null<int>(g.targets);  // one gate: of all tokens
         a.partials = device_data<double>(partials);
         launch(ctx, "head_importance",
                {.grid = dim3(static_cast<unsigned>(heads), static_cast<unsigned>(chunks)),
@@ -216,7 +228,7 @@ void head_importance_backward(Context& ctx, Tensor dlse, Tensor coef0, Tensor ds
     a.coef0 = g.sink ? nullptr : device_data<float>(coef0),
     a.dsink = dsink ? device_data<float>(dsink) : nullptr;
     a.u = device_data<double>(u), a.lse = device_data<float>(g.lse), a.z0 = data_or_null<float>(g.z0);
-    a.first_key = data_or_null<int>(g.first_key);
+    a.first_key = data_or_null<int>(g.first_key), a.targets = data_or_null<int>(g.targets);
     const bool by_query = g.sink && g.sink.rank == 2;
     a.extra = by_query ? device_data<float>(g.sink) : nullptr;
     a.sink = by_query ? nullptr : data_or_null<T>(g.sink);

@@ -4,6 +4,7 @@
 // instructions, half of them for the selection. Not yet run on a GPU.
 #include "common/map.cuh"
 #include "common/ptx.cuh"
+#include "core/targets.h"
 #include "matmul.h"
 #include "ops/router.h"
 
@@ -156,22 +157,25 @@ __global__ void __launch_bounds__(kThreads) route_kernel(Route r) {
   if (lane == 0) r.lse[token] = largest + logf(sum);
 }
 
-/// share_e = balance E f_e, one block.
+/// share_e = balance E f_e, and behind these 2 z, both times *token_weight (null: 1); one block.
 __global__ void __launch_bounds__(kFinalThreads)
-    balance_share_kernel(float* share, const double* counts, int num_experts, double balance) {
+    balance_share_kernel(float* share, const double* counts, const double* token_weight, int num_experts,
+                         double balance, double z) {
+  const double weight = token_weight ? *token_weight : 1;
   const int e = static_cast<int>(threadIdx.x);
   const double count = e < num_experts ? counts[e] : 0;
   const double total = block_sum<kFinalThreads>(count);
-  if (e < num_experts) share[e] = static_cast<float>(total > 0 ? balance * num_experts * count / total : 0);
+  if (e < num_experts)
+    share[e] = static_cast<float>(total > 0 ? weight * balance * num_experts * count / total : 0);
+  if (e == 0) share[num_experts] = static_cast<float>(2 * z * weight);
 }
 
 struct RouteBackward {
   float* dlogits;
-  const float *dweights, *probabilities, *lse, *weights, *share;
+  const float *dweights, *probabilities, *lse, *weights, *share;  // share (E + 1)
   const int* experts;
   int64_t tokens;
   int num_experts, chosen;
-  float z;  // 2 scale.z
   bool norm_topk_prob;
 };
 
@@ -199,7 +203,7 @@ __global__ void __launch_bounds__(kThreads) route_backward_kernel(RouteBackward 
     inverse = 1.f / warp_sum(chosen_p);
   }
   const float part = chosen_p * ((dweight - common) * inverse);
-  const float shift = r.z * r.lse[token] - warp_sum(balanced + part);
+  const float shift = r.share[E] * r.lse[token] - warp_sum(balanced + part);
   __syncwarp();  // dlogits may be probabilities: every lane has read its own
   float* const out = r.dlogits + token * E;
 #pragma unroll
@@ -218,10 +222,13 @@ constexpr int kColumns = 32, kRows = kThreads / kColumns;
 struct Load {
   double *counts, *totals;             // totals may be null
   double *probability_sums, *squares;  // partial results: (chunks, E), (chunks)
-  const int* offsets;
+  double *removed, *kept;              // likewise, with targets: pairs of padding, tokens that are not
+  const int *offsets, *experts, *targets;  // targets null: no padding
   const float *probabilities, *lse;
   int64_t tokens, chunk;  // tokens of a chunk
-  int chunks, num_experts;
+  int chunks, num_experts, chosen;
+
+  DEVICE_INLINE bool is_padding(int64_t t) const { return targets && targets[t] == kPadding; }
 };
 
 /// Block (columns, chunk): thread (x, y) sums rows y, y + 8, ... of column x.
@@ -234,7 +241,8 @@ __global__ void __launch_bounds__(kThreads) load_chunks_kernel(Load l) {
   double sum = 0;
   if (column < E) {
 #pragma unroll 8
-    for (int64_t t = begin + y; t < end; t += kRows) sum += l.probabilities[t * E + column];
+    for (int64_t t = begin + y; t < end; t += kRows)
+      if (!l.is_padding(t)) sum += l.probabilities[t * E + column];
   }
   partial[y][x] = sum;
   __syncthreads();
@@ -243,12 +251,31 @@ __global__ void __launch_bounds__(kThreads) load_chunks_kernel(Load l) {
     for (int i = 1; i < kRows; ++i) sum += partial[i][x];
     l.probability_sums[blockIdx.y * static_cast<int64_t>(E) + column] = sum;
   }
+  if (l.targets) {
+    double removed = 0;
+    __syncthreads();
+    if (column < E)
+      for (int64_t t = begin + y; t < end; t += kRows)
+        for (int k = 0; l.is_padding(t) && k < l.chosen; ++k)
+          removed += l.experts[t * l.chosen + k] == column ? 1 : 0;
+    partial[y][x] = removed;
+    __syncthreads();
+    if (y == 0 && column < E) {
+#pragma unroll
+      for (int i = 1; i < kRows; ++i) removed += partial[i][x];
+      l.removed[blockIdx.y * static_cast<int64_t>(E) + column] = removed;
+    }
+  }
   if (blockIdx.x > 0) return;  // the whole block
-  double squares = 0;
-  for (int64_t t = begin + static_cast<int>(threadIdx.x); t < end; t += kThreads)
+  double squares = 0, kept = 0;
+  for (int64_t t = begin + static_cast<int>(threadIdx.x); t < end; t += kThreads) {
+    if (l.is_padding(t)) continue;
     squares += static_cast<double>(l.lse[t]) * l.lse[t];
+    kept += 1;
+  }
   squares = block_sum<kThreads>(squares);
-  if (threadIdx.x == 0) l.squares[blockIdx.y] = squares;
+  kept = block_sum<kThreads>(kept);
+  if (threadIdx.x == 0) l.squares[blockIdx.y] = squares, l.kept[blockIdx.y] = kept;
 }
 
 /// One block: 32 columns at a time, lane x of warp y adding up chunks y, y + 32, ... of column x; then warp
@@ -256,9 +283,14 @@ __global__ void __launch_bounds__(kThreads) load_chunks_kernel(Load l) {
 __global__ void __launch_bounds__(kFinalThreads) load_kernel(Load l) {
   STATIC_SMEM(double, partial, [32][33]);
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32, E = l.num_experts;
-  if (thread < E) l.counts[thread] = l.offsets[thread + 1] - l.offsets[thread];
+  double own = 0;  // count of the thread's expert
+  if (thread < E) {
+    own = l.offsets[thread + 1] - l.offsets[thread];
+    for (int c = 0; l.targets && c < l.chunks; ++c) own -= l.removed[static_cast<int64_t>(c) * E + thread];
+    l.counts[thread] = own;
+  }
   if (!l.totals) return;  // the whole block
-  const double pairs = l.offsets[E] - l.offsets[0];
+  const double pairs = block_sum<kFinalThreads>(own);  // its barriers order counts as well
   double balance = 0;
   for (int first = 0; first < E; first += 32) {
     double sum = 0;
@@ -273,20 +305,21 @@ __global__ void __launch_bounds__(kFinalThreads) load_kernel(Load l) {
     __syncthreads();
     const int e = first + warp;
     if (lane == 0 && e < E) {
-      const double count = l.offsets[e + 1] - l.offsets[e];
+      const double count = l.counts[e];
       l.totals[e] += count;
       l.totals[E + e] += sum;
       if (pairs > 0) balance += count / pairs * sum;
     }
   }
-  double squares = 0;
-  for (int c = thread; c < l.chunks; c += kFinalThreads) squares += l.squares[c];
+  double squares = 0, kept = 0;
+  for (int c = thread; c < l.chunks; c += kFinalThreads) squares += l.squares[c], kept += l.kept[c];
   balance = block_sum<kFinalThreads>(balance);
   squares = block_sum<kFinalThreads>(squares);
+  kept = block_sum<kFinalThreads>(kept);
   if (thread == 0) {
     l.totals[2 * E] += E * balance;
     l.totals[2 * E + 1] += squares;
-    l.totals[2 * E + 2] += static_cast<double>(l.tokens);
+    l.totals[2 * E + 2] += kept;
   }
 }
 
@@ -347,21 +380,27 @@ void route_forward(Context& ctx, Tensor probabilities, Tensor lse, Tensor weight
 
 void route_backward(Context& ctx, Tensor dlogits, const Tensor& dweights, const Tensor& probabilities,
                     const Tensor& lse, const Tensor& weights, const Tensor& experts, const Tensor& counts,
-                    bool norm_topk_prob, RouterLossScale scale) {
+                    bool norm_topk_prob, const RouterLossScale& scale) {
   check_storage("route_backward", probabilities);
   const int64_t tokens = probabilities.dim(0), num_experts = probabilities.dim(1);
   ScratchScope scratch(ctx.scratch);
-  const Tensor share = scratch.alloc("router_balance_share", DType::f32, {num_experts});
+  const Tensor share = scratch.alloc("router_balance_share", DType::f32, {num_experts + 1});
   if (ctx.dry_run || tokens == 0) return;
   launch(ctx, "route_backward share", {.grid = dim3(1), .block = dim3(kFinalThreads)}, balance_share_kernel,
-         device_data<float>(share), device_data<double>(counts), static_cast<int>(num_experts),
-         scale.balance);
-  const RouteBackward r = {device_data<float>(dlogits),       device_data<float>(dweights),
-                           device_data<float>(probabilities), device_data<float>(lse),
-                           device_data<float>(weights),       device_data<float>(share),
-                           device_data<int>(experts),         tokens,
-                           static_cast<int>(num_experts),     static_cast<int>(experts.dim(1)),
-                           static_cast<float>(2 * scale.z),   norm_topk_prob};
+         device_data<float>(share), static_cast<const double*>(device_data<double>(counts)),
+         static_cast<const double*>(scale.token_weight ? device_data<double>(scale.token_weight) : nullptr),
+         static_cast<int>(num_experts), scale.balance, scale.z);
+  const RouteBackward r = {device_data<float>(dlogits),
+                           device_data<float>(dweights),
+                           device_data<float>(probabilities),
+                           device_data<float>(lse),
+                           device_data<float>(weights),
+                           device_data<float>(share),
+                           device_data<int>(experts),
+                           tokens,
+                           static_cast<int>(num_experts),
+                           static_cast<int>(experts.dim(1)),
+                           norm_topk_prob};
   with_per_lane(num_experts, [&](auto per_lane) {
     launch(ctx, "route_backward", {.grid = dim3(blocks_for(tokens, kWarps)), .block = dim3(kThreads)},
            route_backward_kernel<per_lane()>, r);
@@ -369,7 +408,8 @@ void route_backward(Context& ctx, Tensor dlogits, const Tensor& dweights, const 
 }
 
 void router_load(Context& ctx, Tensor counts, Tensor totals, const Tensor& offsets,
-                 const Tensor& probabilities, const Tensor& lse) {
+                 const Tensor& probabilities, const Tensor& lse, const Tensor& experts,
+                 const Tensor& targets) {
   check_storage("router_load", probabilities);
   const int64_t tokens = probabilities.dim(0), num_experts = probabilities.dim(1);
   // At most two blocks of 32 columns per SM of a large GPU; depends only on shapes, so that sums are
@@ -380,20 +420,29 @@ void router_load(Context& ctx, Tensor counts, Tensor totals, const Tensor& offse
   ScratchScope scratch(ctx.scratch);
   const Tensor sums =
       scratch.alloc("router_probability_sums", DType::f64, {std::max<int64_t>(chunks, 1), num_experts});
-  const Tensor squares = scratch.alloc("router_squares", DType::f64, {std::max<int64_t>(chunks, 1)});
+  const auto of_chunks = [&](const char* name) {
+    return scratch.alloc(name, DType::f64, {std::max<int64_t>(chunks, 1)});
+  };
+  const Tensor squares = of_chunks("router_squares"), kept = of_chunks("router_tokens");
+  const Tensor removed = targets ? scratch.like("router_padding", sums) : Tensor();
   if (ctx.dry_run) return;
   const Load l = {device_data<double>(counts),
                   device_data<double>(totals),
                   device_data<double>(sums),
                   device_data<double>(squares),
+                  targets ? device_data<double>(removed) : nullptr,
+                  device_data<double>(kept),
                   device_data<int>(offsets),
+                  targets ? device_data<int>(experts) : nullptr,
+                  targets ? device_data<int>(targets) : nullptr,
                   device_data<float>(probabilities),
                   device_data<float>(lse),
                   tokens,
                   chunk,
                   static_cast<int>(chunks),
-                  static_cast<int>(num_experts)};
-  if (l.totals && chunks > 0)
+                  static_cast<int>(num_experts),
+                  targets ? static_cast<int>(experts.dim(1)) : 0};
+  if ((l.totals || l.targets) && chunks > 0)
     launch(ctx, "router_load chunks",
            {.grid = dim3(blocks_for(num_experts, kColumns), static_cast<unsigned>(chunks)),
             .block = dim3(kThreads)},

@@ -6,6 +6,7 @@
 // row of scores) and, where many scores are nearly equal, by atomics in shared memory. Not yet run on a GPU.
 #include "attention/mma.cuh"
 #include "common/map.cuh"
+#include "core/targets.h"
 #include "sparse/index.cuh"
 
 namespace sluice::cuda {
@@ -396,10 +397,11 @@ constexpr int kSumThreads = 1024;
 /// One block.
 __global__ void __launch_bounds__(kSumThreads)
     selection_sums_kernel(double* sums, const double* variances, const int* count, const int* first_key,
-                          OwnKeys own, int sets, int64_t queries, int block) {
+                          const int* targets, OwnKeys own, int sets, int64_t queries, int block) {
   double variance = 0, pairs = 0, selected = 0, squares = 0;
   for (int64_t t = threadIdx.x; t < queries; t += kSumThreads) {
     if (own.of(t) - first_key[t] + (block == 1) < block) continue;  // no candidate
+    if (targets && targets[t] == kPadding) continue;
     for (int set = 0; set < sets; ++set) {
       const int64_t row = set * queries + t;
       const double k = count[row] - (block > 1);
@@ -419,7 +421,7 @@ __global__ void __launch_bounds__(kSumThreads)
 }  // namespace
 
 void select_keys(Context& ctx, const Selection& out, const IndexInputs& in, const Budget& budget,
-                 const Tensor& mean_variance, Tensor sums, const char* where) {
+                 const Tensor& mean_variance, Tensor sums, const char* where, const Tensor& targets) {
   dispatch_storage("select_keys", in.q, [&](auto* storage) {
     using T = std::remove_pointer_t<decltype(storage)>;
     const int64_t queries = in.q.dim(0), sets = in.sets, row = (most_candidates(in) + 3) / 4 * 4,
@@ -448,7 +450,9 @@ void select_keys(Context& ctx, const Selection& out, const IndexInputs& in, cons
     if (sums)
       launch(ctx, "selection_sums", {.grid = dim3(1), .block = dim3(kSumThreads)}, selection_sums_kernel,
              device_data<double>(sums), static_cast<const double*>(c.variances),
-             static_cast<const int*>(c.count), x.first_key, x.own, x.sets, queries, x.block);
+             static_cast<const int*>(c.count), x.first_key,
+             static_cast<const int*>(targets ? device_data<int>(targets) : nullptr), x.own, x.sets, queries,
+             x.block);
   });
 }
 

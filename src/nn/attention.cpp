@@ -5,6 +5,7 @@
 #include "nn/weight_gradient.h"
 #include "ops/elementwise.h"
 #include "ops/linear.h"
+#include "ops/padding.h"
 
 namespace sluice {
 namespace {
@@ -210,7 +211,7 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
   const Tensor dimportance = sequence.heads ? sequence.heads->gradient(layer_) : Tensor();
   const bool gated = !gates_[P::sdpa_output].empty();
   gates_[P::sdpa_output].backward(ctx, d_o, d_o, s.output.y, x, s.gates[P::sdpa_output], dx, into,
-                                  dimportance);
+                                  dimportance, sequence.targets);
   output_.backward(ctx, d_o, d_o, s.exclusive.y, s.output);
   const Tensor dv_own = exclusive_.identity() ? Tensor() : t.like("attention.dv_own", s.v.y);
   exclusive_.backward(ctx, d_o, dv_own, d_o, s.core.y, s.gates[P::value].y);
@@ -233,6 +234,7 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
     scatter_gradients(ctx, {dq, dk, dv}, heads, *sequence.ranks, core_backward);
   else
     core_backward({dq, dk, dv});
+  if (fused.dscores && sequence.targets) clear_padding(ctx, fused.dlogits, sequence.targets);
   gates_[P::sdpa_output].fused_backward(ctx, fused.dlogits, x, dx, into);
   if (dv_own) add_forward(ctx, dv, dv, dv_own);
 
@@ -303,6 +305,7 @@ void Attention::count_heads(Context& ctx, const Sequence& sequence, const Saved&
   const Sequence& counted = sequence.whole ? *sequence.whole : sequence;
   std::optional<HeadGate> gate = head_gate(s, counted.first_key);
   SLUICE_CHECK(gate, "attention: the scores of the gate at sdpa_output do not measure a head's importance");
+  gate->targets = counted.targets;
   ScratchScope t(ctx.scratch);
   if (sequence.whole) {
     const auto by_head = [&](Tensor& x) { x = x.rank == 2 ? sequence.ranks->whole_heads(ctx, t, x) : x; };

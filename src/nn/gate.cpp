@@ -4,6 +4,7 @@
 #include "nn/weight_gradient.h"
 #include "ops/columns.h"
 #include "ops/elementwise.h"
+#include "ops/padding.h"
 
 namespace sluice {
 namespace {
@@ -124,7 +125,8 @@ void Gate::forward(Context& ctx, const Tensor& x, const Tensor& hidden, Saved& s
 }
 
 void Gate::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& hidden,
-                    const Saved& s, Tensor dhidden, Into& into, const Tensor& dhead) const {
+                    const Saved& s, Tensor dhidden, Into& into, const Tensor& dhead,
+                    const Tensor& targets) const {
   const int64_t T = s.y.dim(0);
   const auto view = [&](const Tensor& t) { return t.view({T, heads_, channels_}); };
   if (!projects()) {
@@ -137,6 +139,7 @@ void Gate::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, 
   ScratchScope t(ctx.scratch);
   const Tensor dz = t.like("gate.dz", s.z);
   gate_backward(ctx, view(dx), dz, view(dy), view(x), s.z, kind(), dhead);
+  if (dhead && targets) clear_padding(ctx, dz, targets);
   if (config_.input == GateInput::self)
     project_backward(ctx, matrix(dx), dz, matrix(x), Into::add);
   else

@@ -30,9 +30,10 @@ class Gate {
   void forward(Context& ctx, const Tensor& x, const Tensor& hidden, Saved& s) const;
   /// dx is overwritten and may alias dy. dhidden (T, C) is written according to `into`, which becomes
   /// Into::add; a gate that does not read the hidden state changes neither. dhead (H), or empty: as in
-  /// gate_backward.
+  /// gate_backward; not of padding, if targets (T) i32 are given.
   void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& hidden,
-                const Saved& s, Tensor dhidden, Into& into, const Tensor& dhead = {}) const;
+                const Saved& s, Tensor dhidden, Into& into, const Tensor& dhead = {},
+                const Tensor& targets = {}) const;
 
   /// The same in two parts, for a gate of the hidden state that is fused into the computation of x: s.z
   /// before it, and the gradients from dz (the shape of s.z) after it.

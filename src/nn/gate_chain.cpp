@@ -27,11 +27,12 @@ void GateChain::forward(Context& ctx, const Tensor& x, const Tensor& hidden, Sav
 }
 
 void GateChain::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& hidden,
-                         const Saved& s, Tensor dhidden, Into& into, const Tensor& dscores) const {
+                         const Saved& s, Tensor dhidden, Into& into, const Tensor& dscores,
+                         const Tensor& targets) const {
   if (fused_) return;
   for (size_t i = gates_.size(); i-- > 0;)
     gates_[i].backward(ctx, dx, i + 1 == gates_.size() ? dy : dx, i == 0 ? x : s.gates[i - 1].y, hidden,
-                       s.gates[i], dhidden, into, i == 0 ? dscores : Tensor());
+                       s.gates[i], dhidden, into, i == 0 ? dscores : Tensor(), targets);
 }
 
 FusedGate GateChain::fused_forward(Context& ctx, const Tensor& hidden, Saved& s) const {

@@ -75,9 +75,10 @@ class GateChain {
   void forward(Context& ctx, const Tensor& x, const Tensor& hidden, Saved& s) const;
   /// dx is overwritten and may alias dy; without gates it is not touched. dhidden (T, C) is written according
   /// to `into`, which becomes Into::add. dscores (H) f64, or empty: a gradient of the first gate's mean
-  /// scores, as dhead of gate_backward.
+  /// scores, as dhead and targets of Gate::backward.
   void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& hidden,
-                const Saved& s, Tensor dhidden, Into& into, const Tensor& dscores = {}) const;
+                const Saved& s, Tensor dhidden, Into& into, const Tensor& dscores = {},
+                const Tensor& targets = {}) const;
 
   /// For a fused chain, the gate's logits and the other inputs that the core needs to apply it; otherwise
   /// empty.

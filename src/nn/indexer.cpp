@@ -142,7 +142,8 @@ void Indexer::select(Context& ctx, const Selection& out, const Sequence& sequenc
     in.k = t.like("indexer.means", s.k);
     block_means(ctx, in.k, s.k, sequence.cache->first_key.rows(0, s.k.dim(0)), config_.block);
   }
-  select_keys(ctx, out, in, budget(), mean_variance(), sums, prefix_.c_str());
+  select_keys(ctx, out, in, budget(), mean_variance(), sums, prefix_.c_str(),
+              sums ? sequence.targets : Tensor());
 }
 
 void Indexer::backward(Context& ctx, Tensor dx, Into& into, const Tensor& x, const Sequence& sequence,

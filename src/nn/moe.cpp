@@ -9,6 +9,7 @@
 #include "ops/activation.h"
 #include "ops/elementwise.h"
 #include "ops/grouped_linear.h"
+#include "ops/padding.h"
 
 namespace sluice {
 
@@ -59,10 +60,13 @@ void Moe::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, c
   unpermute(ctx, dx, drows, p.rows, shared_ ? Into::add : Into::overwrite);
 
   const Tensor counts = balance_counts(load, s);
-  const double token = load.token_fraction / static_cast<double>(std::max<int64_t>(x.dim(0), 1));
-  route_backward(
-      ctx, dlogits, dweights, s.probabilities, s.lse, s.weights, s.experts, counts, config_.norm_topk_prob,
-      {.balance = config_.load_balance.coefficient * token, .z = config_.router_z_loss_coefficient * token});
+  const double token = load.token_weight ? 1 : 1.0 / static_cast<double>(std::max<int64_t>(x.dim(0), 1));
+  route_backward(ctx, dlogits, dweights, s.probabilities, s.lse, s.weights, s.experts, counts,
+                 config_.norm_topk_prob,
+                 {.balance = config_.load_balance.coefficient * token,
+                  .z = config_.router_z_loss_coefficient * token,
+                  .token_weight = load.token_weight});
+  if (load.targets) clear_padding(ctx, dlogits, load.targets);
   router_bias_.backward(ctx, dlogits);
   router_logits_backward(ctx, dx, store_.grad(router_), dlogits, x, store_.linear(router_), Into::add);
 }
@@ -76,9 +80,11 @@ void Moe::whole_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
                all_dx = tokens.room(t, dx);
   Saved s = make_saved(ctx.scratch, "moe.whole", all_x.dim(0), x.dtype, /*keep_inner=*/true);
   RouterLoad counted = load;
-  counted.extra_rounds = nullptr;  // forward has counted its own
-  forward(ctx, all_x, counted, s);
-  backward(ctx, all_dx, all_dy, all_x, load, s);
+  if (load.targets) counted.targets = tokens.whole(ctx, t, load.targets);
+  RouterLoad first = counted;
+  first.extra_rounds = nullptr;  // forward has counted its own
+  forward(ctx, all_x, first, s);
+  backward(ctx, all_dx, all_dy, all_x, counted, s);
   tokens.take_own(ctx, dx, all_dx);
 }
 
@@ -98,7 +104,8 @@ Tensor Moe::balance_counts(const RouterLoad& load, const Saved& s) const {
 
 void Moe::count(Context& ctx, const RouterLoad& load, const Saved& s) const {
   if (load.sequences) return count_sequences(ctx, load, s);
-  router_load(ctx, s.counts, load.layer(layer_), s.permutation.offsets, s.probabilities, s.lse);
+  router_load(ctx, s.counts, load.layer(layer_), s.permutation.offsets, s.probabilities, s.lse, s.experts,
+              load.targets);
   count_with_ranks(ctx, load);
 }
 
@@ -110,7 +117,7 @@ void Moe::count_sequences(Context& ctx, const RouterLoad& load, const Saved& s) 
   const int64_t experts = config_.num_experts;
   const Tensor totals = load.layer(layer_), before = totals ? t.like("moe.totals", totals) : Tensor();
   if (totals) copy(ctx, before, totals);
-  router_load(ctx, s.counts, totals, s.permutation.offsets, s.probabilities, s.lse);
+  router_load(ctx, s.counts, totals, s.permutation.offsets, s.probabilities, s.lse, s.experts, load.targets);
   if (ctx.dry_run) return;
   double* const counts = s.counts.as<double>();
   all_reduce(*load.sequences, counts, experts);

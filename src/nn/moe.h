@@ -19,7 +19,11 @@ namespace sluice {
 struct RouterLoad {
   Tensor totals = {};  // (layers, router_totals_size(E)) f64, ops/router.h; rows of dense layers stay 0.
                        // Empty: nothing is added
-  double token_fraction = 1;  // of the global batch's tokens, in this micro-batch
+  /// (1) f64: the weight of every token's losses, 1 / tokens of the global batch that are not padding. Empty:
+  /// 1 / the tokens of this micro-batch.
+  Tensor token_weight = {};
+  /// (T) i32, of Batch: padding (core/targets.h) is not counted, and has no losses. Empty: there is none.
+  Tensor targets = {};
   /// Others that compute micro-batches of the same step at the same time. And (layers, E) f64: the counts of
   /// all of them so far; on a GPU, (E) f64 of host memory where they pass.
   Communicator* ranks = nullptr;
@@ -61,7 +65,7 @@ class Moe {
     Tensor lse;               // (T) wide: of the router's logits
     Tensor weights;           // (T, K) wide
     Tensor experts;           // (T, K) i32
-    Tensor counts;            // (E) f64: rows of each expert
+    Tensor counts;            // (E) f64: rows of each expert that are not padding's
     Permutation permutation;  // rows to tokens; with expert parallelism, rows as in Dispatch::plan
     Tensor gate_up;           // (R, 2F): [gate | up], with biases; empty if backward recomputes it
     Tensor inner;             // (R, F): weight silu(gate) up, or the clamped form; likewise

@@ -13,7 +13,6 @@ namespace sluice {
 void RouterBalanceState::allocate(const StepMemory& memory) {
   const bool on_gpu = memory.device.device() != Device::cpu;
   load_.totals = make_router_totals(config_, memory.device);
-  load_.token_fraction = 1.0 / static_cast<double>(memory.ranks.size() * memory.micro_batches);
   host_totals_ = on_gpu ? make_router_totals(config_, memory.host) : load_.totals;
   if (!load_.totals) return;
   if (shares_experts_) load_.extra_rounds = &extra_rounds_;

@@ -149,8 +149,9 @@ void SoftmaxAttention::backward(Context& ctx, const AttentionGrads& grads, const
   if (dimportance) {
     of_scores.dlse = t.like("attention.dlse", s.lse);
     if (!joined()) of_scores.coef0 = t.like("attention.coef0", s.lse);
-    head_importance_backward(ctx, of_scores.dlse, of_scores.coef0, dsinks, dimportance,
-                             head_gate(s, sequence.first_key));
+    HeadGate measured = head_gate(s, sequence.first_key);
+    measured.targets = sequence.targets;
+    head_importance_backward(ctx, of_scores.dlse, of_scores.coef0, dsinks, dimportance, measured);
   }
   const AttentionInputs in = inputs(heads, window_ > 0 ? s.first_key : sequence.first_key);
   const AttentionState state = {s.o, s.lse};

@@ -90,8 +90,9 @@ void SparseAttention::backward(Context& ctx, const AttentionGrads& grads, const 
   if (dimportance) {
     of_scores.dlse = t.like("attention.dlse", s.lse);
     if (!sinks_) of_scores.coef0 = t.like("attention.coef0", s.lse);
-    head_importance_backward(ctx, of_scores.dlse, of_scores.coef0, dsinks, dimportance,
-                             head_gate(s, sequence.first_key));
+    HeadGate measured = head_gate(s, sequence.first_key);
+    measured.targets = sequence.targets;
+    head_importance_backward(ctx, of_scores.dlse, of_scores.coef0, dsinks, dimportance, measured);
   }
   Tensor d = dy;
   if (gate) {

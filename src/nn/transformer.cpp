@@ -67,7 +67,7 @@ void Transformer::forward(Context& ctx, const Batch& batch, Saved& s, const Step
   }
   if (cache && cache->first_key)
     copy(ctx, cache->first_key.rows(cache->length, batch.tokens.dim(0)), batch.first_key);
-  forward(ctx, batch, tokens, load.routers, s);
+  forward(ctx, batch, tokens, routers(load, batch), s);
   if (cache) cache->length += batch.tokens.dim(0);
 }
 
@@ -109,6 +109,7 @@ void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Sav
     whole = whole_sequence(ctx, t, batch, load);
     tokens.whole = &whole;
   }
+  const RouterLoad of_routers = routers(load, batch);
   const Tensor d = dhidden;  // becomes the gradient of the residual stream, layer by layer, in place
   const auto input = [&](size_t layer) { return layer == 0 ? s.embedded : s.blocks[layer - 1].y; };
   norm_->backward(ctx, d, dhidden, input(blocks_.size()), s.final_norm);
@@ -118,8 +119,9 @@ void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Sav
     // The shared activations are still the last layer's. What is computed again has been counted.
     if (s.recompute == Recompute::block && layer + 1 < blocks_.size())
       blocks_[layer].forward(ctx, input(layer), sequence(batch, nullptr, nullptr),
-                             {.sequences = load.routers.sequences}, s.blocks[layer]);
-    blocks_[layer].backward(ctx, d, input(layer), tokens, load.routers, s.blocks[layer]);
+                             {.targets = of_routers.targets, .sequences = of_routers.sequences},
+                             s.blocks[layer]);
+    blocks_[layer].backward(ctx, d, input(layer), tokens, of_routers, s.blocks[layer]);
     store_.end_use(ctx, unit, Pass::backward);
   }
   if (embedding_norm_) embedding_norm_->backward(ctx, d, d, s.tokens, s.embedding_norm);
@@ -248,6 +250,12 @@ Sequence Transformer::sequence(const Batch& batch, KeyValueCache* cache, const S
           .index_sin = index_sin_,
           .dense_warm_up = dense_warm_up_,
           .indexers = load && load->indexers.sums ? &load->indexers : nullptr};
+}
+
+RouterLoad Transformer::routers(const StepLoad& load, const Batch& batch) {
+  RouterLoad routers = load.routers;
+  if (routers.totals) routers.targets = batch.targets;
+  return routers;
 }
 
 Sequence Transformer::whole_sequence(Context& ctx, ScratchScope& t, const Batch& batch,

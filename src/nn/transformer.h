@@ -87,6 +87,8 @@ class Transformer {
   Sequence sequence(const Batch& batch, KeyValueCache* cache, const StepLoad* load) const;
   /// Whether ranks share sequences, and sums over tokens are those of one rank (params/token_rows.h).
   bool sums_whole() const { return store_.token_rows(); }
+  /// load.routers with the batch's targets, if anything is counted.
+  static RouterLoad routers(const StepLoad& load, const Batch& batch);
   Sequence whole_sequence(Context& ctx, ScratchScope& t, const Batch& batch, const StepLoad& load) const;
   void check_cache(const char* what, const KeyValueCache& cache, int64_t tokens) const;
   void check_batch(const char* what, const Batch& batch, const Saved& s, const KeyValueCache* cache) const;

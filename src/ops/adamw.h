@@ -12,6 +12,7 @@ struct UpdateControl {
   double lr = 0;              // learning rate of this step
   double step = 1;            // t of the bias correction, from 1
   double gradient_scale = 1;  // 1 / counted tokens of the global batch
+  double token_weight = 1;    // 1 / tokens of the global batch that are not padding
   double max_grad_norm = 0;   // clipping; 0 = none
   double loss_limit =
       0;  // the update is skipped if the loss or gradient norm exceeds its limit or is not finite

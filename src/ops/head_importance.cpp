@@ -14,6 +14,7 @@ namespace {
 int64_t check_gate(const char* op, const HeadGate& g, int64_t tokens) {
   SLUICE_CHECK(int{bool(g.first_key)} + int{bool(g.sink)} + int{bool(g.logits)} == 1,
                "{}: exactly one of first_key, sink and logits must be given", op);
+  if (g.targets) check_tensor(op, "targets", g.targets, DType::i32, {tokens});
   if (g.logits) {
     check_floating(op, "logits", g.logits);
     SLUICE_CHECK(

@@ -20,7 +20,8 @@ constexpr double kLeastImportance = 1e-6;
 constexpr int64_t kMaxHeads = 1024;
 
 /// The tensors that G is computed from: exactly one of first_key (softmax), sink and logits (gate) is set. T
-/// tokens, H heads.
+/// tokens, H heads. Padding does not count, and its G has no gradient; those of a gate's logits are left to
+/// ops/padding.h. Of one gate for all tokens, padding's counts like the others: it is the same.
 struct HeadGate {
   Tensor lse = {}, z0 = {};  // (H, T) of accumulate_dtype: softmax needs both, sink lse
   Tensor first_key = {};     // (T) i32: softmax; ops/attention.h
@@ -28,6 +29,7 @@ struct HeadGate {
   Tensor logits = {};        // (T, H, D) or (T, H); or one for all tokens, (1, H, D) or (1, H)
   GateKind kind = {};        // of logits: measures_importance must hold
   bool skip_first = true;    // softmax: leave out tokens with a single visible key, for which G is 0
+  Tensor targets = {};       // (T) i32: kPadding (core/targets.h) marks padding; empty: there is none
 };
 
 /// batch (head_row_size(H)) f64 is overwritten with the sums of this batch, with loss 0; totals (the same

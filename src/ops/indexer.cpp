@@ -55,7 +55,7 @@ bool Selection::contains(int64_t set, int64_t t, int64_t s) const {
 }
 
 void select_keys(Context& ctx, const Selection& out, const IndexInputs& in, const Budget& budget,
-                 const Tensor& mean_variance, Tensor sums, const char* where) {
+                 const Tensor& mean_variance, Tensor sums, const char* where, const Tensor& targets) {
   const char* op = "select_keys";
   check_inputs(op, in);
   check_selection(op, out, in);
@@ -65,7 +65,8 @@ void select_keys(Context& ctx, const Selection& out, const IndexInputs& in, cons
                room);
   SLUICE_CHECK(budget.base >= 1 && budget.most() >= 1, "{}: a query selects at least 1 key", op);
   if (mean_variance) check_tensor(op, "mean_variance", mean_variance, mean_variance.dtype, {1});
-  SLUICE_DISPATCH(select_keys, ctx, out, in, budget, mean_variance, sums, where);
+  if (targets) check_tensor(op, "targets", targets, DType::i32, {in.q.dim(0)});
+  SLUICE_DISPATCH(select_keys, ctx, out, in, budget, mean_variance, sums, where, targets);
 }
 
 void block_means(Context& ctx, Tensor y, const Tensor& x, const Tensor& first_key, int64_t block) {

@@ -70,7 +70,8 @@ struct Budget {
 
 /// What a layer adds up over a step, one row of f64.
 enum IndexSum : int64_t {
-  kIndexVariance,  // sum of V_t, where it is finite, over queries with candidates (eq8, inverse, code)
+  kIndexVariance,  // sum of V_t, where it is finite, over queries with candidates that are not padding (eq8,
+                   // inverse, code)
   kIndexQueries,   // number of these (query, set) pairs
   kIndexSelected,  // sum of the number of selected blocks (the own one of b > 1 left out)
   kIndexSquares,   // sum of its square
@@ -80,10 +81,11 @@ enum IndexSum : int64_t {
 };
 
 /// The k_t largest scores of every query, ties to the largest s; exact, whatever the number of threads.
-/// `mean_variance` (1) or empty. sums (kIndexSums) f64, or empty: added to. Error(numeric), which names
-/// `where`, if a score is not a number.
+/// `mean_variance` (1) or empty. sums (kIndexSums) f64, or empty: added to. targets (Tq) i32, or empty:
+/// queries with kPadding (core/targets.h) are left out of the sums. Error(numeric), which names `where`, if a
+/// score is not a number.
 void select_keys(Context& ctx, const Selection& out, const IndexInputs& in, const Budget& budget,
-                 const Tensor& mean_variance, Tensor sums, const char* where);
+                 const Tensor& mean_variance, Tensor sums, const char* where, const Tensor& targets = {});
 
 /// y (Tk, d): in the row of the first token of each block (counted from first_key (Tk) i32, the start of
 /// every token's sequence) that is complete the mean of the block's rows of x; 0 in all other rows.

@@ -63,27 +63,34 @@ void route_forward(Context& ctx, Tensor probabilities, Tensor lse, Tensor weight
 
 void route_backward(Context& ctx, Tensor dlogits, const Tensor& dweights, const Tensor& probabilities,
                     const Tensor& lse, const Tensor& weights, const Tensor& experts, const Tensor& counts,
-                    bool norm_topk_prob, RouterLossScale scale) {
+                    bool norm_topk_prob, const RouterLossScale& scale) {
   check_route("route_backward", probabilities, lse, weights, experts);
   check_like("route_backward", "dlogits", dlogits, probabilities);
   check_like("route_backward", "dweights", dweights, weights);
   check_tensor("route_backward", "counts", counts, DType::f64, {probabilities.dim(1)});
+  if (scale.token_weight) check_tensor("route_backward", "token_weight", scale.token_weight, DType::f64, {1});
   SLUICE_DISPATCH(route_backward, ctx, dlogits, dweights, probabilities, lse, weights, experts, counts,
                   norm_topk_prob, scale);
 }
 
 void router_load(Context& ctx, Tensor counts, Tensor totals, const Tensor& offsets,
-                 const Tensor& probabilities, const Tensor& lse) {
+                 const Tensor& probabilities, const Tensor& lse, const Tensor& experts,
+                 const Tensor& targets) {
   const char* op = "router_load";
   check_floating(op, "probabilities", probabilities);
   SLUICE_CHECK(probabilities.rank == 2, "{}: probabilities must be (T, E), got {}", op,
                probabilities.describe());
-  const int64_t experts = probabilities.dim(1);
+  const int64_t num_experts = probabilities.dim(1);
   check_tensor(op, "lse", lse, probabilities.dtype, {probabilities.dim(0)});
-  check_tensor(op, "counts", counts, DType::f64, {experts});
-  check_tensor(op, "offsets", offsets, DType::i32, {experts + 1});
-  if (totals) check_tensor(op, "totals", totals, DType::f64, {router_totals_size(experts)});
-  SLUICE_DISPATCH(router_load, ctx, counts, totals, offsets, probabilities, lse);
+  check_tensor(op, "counts", counts, DType::f64, {num_experts});
+  check_tensor(op, "offsets", offsets, DType::i32, {num_experts + 1});
+  if (totals) check_tensor(op, "totals", totals, DType::f64, {router_totals_size(num_experts)});
+  if (targets) {
+    check_tensor(op, "targets", targets, DType::i32, {probabilities.dim(0)});
+    SLUICE_CHECK(experts.rank == 2, "{}: experts must be (T, K), got {}", op, experts.describe());
+    check_tensor(op, "experts", experts, DType::i32, {probabilities.dim(0), experts.dim(1)});
+  }
+  SLUICE_DISPATCH(router_load, ctx, counts, totals, offsets, probabilities, lse, experts, targets);
 }
 
 }  // namespace sluice

@@ -27,17 +27,19 @@ void router_logits_backward(Context& ctx, Tensor dx, Tensor dweight, const Tenso
 void route_forward(Context& ctx, Tensor probabilities, Tensor lse, Tensor weights, Tensor experts,
                    const Tensor& logits, bool norm_topk_prob);
 
-/// Factors of the gradients of each token's losses: coefficient / tokens of the global batch.
+/// Factors of the gradients of each token's losses: balance and z, each times token_weight.
 struct RouterLossScale {
   double balance = 0, z = 0;
+  Tensor token_weight = {};  // (1) f64; empty: 1
 };
 
 /// dlogits (T, E), which may be probabilities, is overwritten with the gradients from dweights (T, K), from
 /// the balance loss with `counts` (E) f64, and from the z-loss:
 ///   dlogit_e = p_e (dp_e - sum_i dp_i p_i) + balance E p_e (f_e - sum_i f_i p_i) + z 2 lse p_e
+/// Padding has no losses: ops/padding.h removes what this gives its rows.
 void route_backward(Context& ctx, Tensor dlogits, const Tensor& dweights, const Tensor& probabilities,
                     const Tensor& lse, const Tensor& weights, const Tensor& experts, const Tensor& counts,
-                    bool norm_topk_prob, RouterLossScale scale);
+                    bool norm_topk_prob, const RouterLossScale& scale);
 
 /// Columns of a router's totals: E counts of (token, expert) pairs, E sums of p over the tokens, the sum over
 /// batches of T x balance loss of the single batch, the sum of lse^2, the number of tokens.
@@ -45,8 +47,10 @@ constexpr int64_t router_totals_size(int64_t num_experts) { return 2 * num_exper
 
 /// counts (E) f64 is overwritten with the number of tokens of this batch per expert, from offsets (E + 1) i32
 /// (ops/permute.h). totals (router_totals_size(E)) f64 += those of this batch, in a deterministic order; it
-/// may be empty.
+/// may be empty. targets (T) i32, with experts (T, K) i32 of route_forward: tokens with target kPadding
+/// (core/targets.h) are left out of all of these. Without targets there is no padding.
 void router_load(Context& ctx, Tensor counts, Tensor totals, const Tensor& offsets,
-                 const Tensor& probabilities, const Tensor& lse);
+                 const Tensor& probabilities, const Tensor& lse, const Tensor& experts = {},
+                 const Tensor& targets = {});
 
 }  // namespace sluice

@@ -7,6 +7,7 @@
 #include "config/derived.h"
 #include "core/device.h"
 #include "core/faults.h"
+#include "core/targets.h"
 #include "nn/forward_buffers.h"
 #include "nn/sequence_ranks.h"
 
@@ -42,7 +43,7 @@ void SampleLoader::load(Context& ctx, int64_t step) {
   Report mine;
   std::string problem;
   try {
-    mine.counted_tokens = read(s.host, step);
+    mine.counts = read(s.host, step);
   } catch (const Error& error) {
     problem = error.what();
     mine.failed = 1;
@@ -50,8 +51,11 @@ void SampleLoader::load(Context& ctx, int64_t step) {
   mesh_.world().all_gather(reports_.data(), &mine, sizeof mine);
   if (std::any_of(reports_.begin(), reports_.end(), [](const Report& r) { return r.failed != 0; }))
     throw SharedError(ExitCode::data, first_problem(mesh_.world(), problem));
-  s.counted_tokens = 0;
-  for (const int rank : token_ranks_) s.counted_tokens += reports_[static_cast<size_t>(rank)].counted_tokens;
+  s.counts = {};
+  for (const int rank : token_ranks_) {
+    const Counts& counts = reports_[static_cast<size_t>(rank)].counts;
+    s.counts.predicted += counts.predicted, s.counts.real += counts.real;
+  }
   prefetch(ctx, s.device, s.host);
   s.step = step;
 }
@@ -67,9 +71,9 @@ void SampleLoader::forget() {
   for (Slot& s : slots_) s.step = -1;
 }
 
-/// Fills this rank's samples of a step and counts their targets.
-int64_t SampleLoader::read(const Tensor& host, int64_t step) const {
-  int64_t counted = 0;
+/// Fills this rank's samples of a step and counts their tokens.
+SampleLoader::Counts SampleLoader::read(const Tensor& host, int64_t step) const {
+  Counts counts;
   for (int64_t i = 0; i < plan_.micro_batches(); ++i) {
     // One micro-batch at a time: first_key is an index into it.
     const Batch rows = batch_of(host.rows(i, 1).view({4, host.dim(2)}));
@@ -80,9 +84,10 @@ int64_t SampleLoader::read(const Tensor& host, int64_t step) const {
     else
       data_->fill(first, config_.train.micro_batch_size, rows.tokens.as<int32_t>(), targets,
                   rows.positions.as<int32_t>(), rows.first_key.as<int32_t>());
-    counted += std::count_if(targets, targets + rows.targets.numel(), [](int32_t t) { return t >= 0; });
+    for (int64_t t = 0; t < rows.targets.numel(); ++t)
+      counts.predicted += targets[t] >= 0, counts.real += targets[t] != kPadding;
   }
-  return counted;
+  return counts;
 }
 
 /// Of every sample this rank's chunks. A sample is read whole, so that targets, positions and documents at

@@ -34,23 +34,29 @@ class SampleLoader {
   /// (1, 4, T) i32 on the device: tokens, targets, positions and first keys of this rank's i-th micro-batch.
   Tensor micro_batch(int64_t step, int64_t i) const { return slot(step).device.rows(i, 1); }
   /// Targets that are predicted in a loaded step, of all ranks.
-  int64_t counted_tokens(int64_t step) const { return slot(step).counted_tokens; }
+  int64_t counted_tokens(int64_t step) const { return slot(step).counts.predicted; }
+  /// Tokens of a loaded step that are not padding, of all ranks.
+  int64_t real_tokens(int64_t step) const { return slot(step).counts.real; }
 
  private:
+  struct Counts {
+    int64_t predicted = 0, real = 0;  // tokens with a target, tokens that are not padding
+  };
   /// All micro-batches of a step, (micro-batches, 4, T) i32; on a CPU host and device are the same memory.
   struct Slot {
     Tensor host, device;
-    int64_t step = -1;           // whose samples they are
-    int64_t counted_tokens = 0;  // of all ranks
+    int64_t step = -1;  // whose samples they are
+    Counts counts;      // of all ranks
   };
   /// What each rank says about its samples of a step.
   struct Report {
-    int64_t counted_tokens = 0, failed = 0;
+    Counts counts;
+    int64_t failed = 0;
   };
   size_t index(int64_t step) const { return plan_.loads_ahead() ? static_cast<size_t>(step % 2) : 0; }
   Slot& slot(int64_t step) { return slots_[index(step)]; }
   const Slot& slot(int64_t step) const { return slots_[index(step)]; }
-  int64_t read(const Tensor& host, int64_t step) const;
+  Counts read(const Tensor& host, int64_t step) const;
   void read_part(const Batch& rows, int64_t first) const;
 
   const Config& config_;

@@ -59,6 +59,7 @@ void Trainer::upload_step_control(double lr) {
   control = {.lr = lr,
              .step = static_cast<double>(optimizer_.steps_applied() + 1),
              .gradient_scale = 1.0 / static_cast<double>(std::max<int64_t>(tokens, 1)),
+             .token_weight = 1.0 / static_cast<double>(std::max<int64_t>(samples_.real_tokens(step_), 1)),
              .max_grad_norm = config_.train.max_grad_norm,
              .loss_limit = tokens > 0 ? policy_.loss_limit() : -1,  // without tokens nothing is applied
              .grad_norm_limit = policy_.grad_norm_limit()};
@@ -82,6 +83,7 @@ void Trainer::forward_backward() {
   ForwardBuffers& b = micro_batch_;
   StepLoad load = losses_.load();
   load.indexers.gradient_scale = control(&UpdateControl::gradient_scale);
+  load.routers.token_weight = control(&UpdateControl::token_weight);
   model_.forward(ctx_, b.batch, b.saved, load);
   model_.loss_forward_backward(ctx_, summed_losses_, dhidden_, b.batch, b.saved,
                                control(&UpdateControl::gradient_scale), load);

@@ -317,6 +317,9 @@ TEST_CASE("an expert-parallel size that does not divide the experts is refused b
 TEST_CASE("the balance loss uses the counts of all ranks of the global batch", "[moe][ranks]") {
   const test::OneThread one_thread;
   Case c{.tokens = 20, .dtype = DType::f64, .scope = BalanceScope::global_batch};
+  Pool pool;
+  const Tensor weight = pool.zeros(DType::f64, {1});
+  Pool::set(weight, 0, 1.0 / static_cast<double>(2 * c.tokens));
   // Alone, with the counts of both as if the other rank had been computed before.
   std::array<std::unique_ptr<RankMoe>, 2> alone;
   std::array<std::vector<double>, 2> counted;
@@ -326,7 +329,7 @@ TEST_CASE("the balance loss uses the counts of all ranks of the global batch", "
     alone[static_cast<size_t>(r)] = std::make_unique<RankMoe>(c);
     RankMoe& one = *alone[static_cast<size_t>(r)];
     for (int64_t e = 0; e < c.experts; ++e) Pool::set(one.totals, e, Pool::get(other.saved.counts, e));
-    one.run(r, {.totals = one.totals, .token_fraction = 0.5});
+    one.run(r, {.totals = one.totals, .token_weight = weight});
   }
   Findings findings;
   run_thread_ranks(2, [&](Communicator& comm) {
@@ -334,7 +337,7 @@ TEST_CASE("the balance loss uses the counts of all ranks of the global batch", "
     RankMoe mine(c, {&comm, 1});
     // The forward pass accumulates totals, so a second one would count again.
     mine.run(comm.rank(),
-             {.totals = mine.totals, .token_fraction = 0.5, .ranks = &comm, .counts = mine.counts});
+             {.totals = mine.totals, .token_weight = weight, .ranks = &comm, .counts = mine.counts});
     const RankMoe& one = *alone[static_cast<size_t>(comm.rank())];
     findings.same("counts", mine.counts.rows(0, 1), one.totals.view({one.totals.numel()}).rows(0, c.experts));
     findings.same("router", mine.store.grad(0), one.store.grad(0));

@@ -283,7 +283,7 @@ TEST_CASE("two accumulated halves have the counts and the loss of the whole", "[
     for (int64_t i = 0; i < half.store.flat_values().numel(); ++i)
       Pool::set(half.store.flat_values(), i, Pool::get(whole.store.flat_values(), i));
     half.store.pack(*half.ctx);
-    half.moe.forward(*half.ctx, half.x, {.totals = half.totals, .token_fraction = 0.5}, half.saved);
+    half.moe.forward(*half.ctx, half.x, {.totals = half.totals}, half.saved);
   }
   for (int64_t i = 0; i < router_totals_size(5); ++i) {
     if (i == 10) continue;  // the loss of each part is not additive, which is why the global scope exists

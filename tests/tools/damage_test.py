@@ -432,10 +432,12 @@ class Damage(unittest.TestCase):
     def test_a_damaged_analysis_is_made_again(self):
         from sluice.sweeping import analyzing
 
-        trial = types.SimpleNamespace(folder=self.run_folder)
-        self.assertTrue(analyzing.is_analyzed(trial))
         with open(self.path("analysis/analysis.json"), "rb") as file:
             whole = file.read()
+        step = json.loads(whole)["step"]
+        trial = types.SimpleNamespace(folder=self.run_folder, plan={"steps": step})
+        self.assertTrue(analyzing.is_analyzed(trial))
+        self.assertFalse(analyzing.is_analyzed(types.SimpleNamespace(folder=self.run_folder, plan={"steps": step + 1})))
         for text in (whole[: len(whole) // 2], b"", b"[]", b'{"layers": 5}'):
             shapes.WARNED.clear()
             self.write("analysis/analysis.json", text)

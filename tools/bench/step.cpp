@@ -149,7 +149,6 @@ struct Training {
     for (Tensor* t : {&batch.tokens, &batch.targets, &batch.positions, &batch.first_key})
       *t = activations.alloc("batch", DType::i32, {tokens});
     load.routers.totals = make_router_totals(model.config, activations);
-    load.routers.token_fraction = 1.0 / static_cast<double>(micro_batches);
     if (!measured) return;
     const RandomStream random(1, "bench");
     std::vector<int32_t> host(static_cast<size_t>(tokens));

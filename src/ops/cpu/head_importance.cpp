@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "core/parallel_for.h"
+#include "core/targets.h"
 
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
@@ -17,52 +18,73 @@ namespace {
 
 constexpr int64_t kTokens = 256;  // per chunk
 
+struct Padding {
+  const int32_t* target;
+
+  explicit Padding(const HeadGate& g) : target(g.targets ? g.targets.as<int32_t>() : nullptr) {}
+  bool operator[](int64_t t) const { return target && target[t] == kPadding; }
+};
+
 /// Sums of G over tokens [begin, end) of (H, T) statistics. Returns how many tokens count.
 template <class A>
 int64_t softmax_chunk(double* sums, const HeadGate& g, int64_t begin, int64_t end) {
   const int64_t heads = g.lse.dim(0), tokens = g.lse.dim(1);
   const int32_t* first = g.first_key.as<int32_t>();
+  const Padding padding(g);
   int64_t counted = 0;
-  for (int64_t t = begin; t < end; ++t) counted += !(g.skip_first && first[t] == t);
+  for (int64_t t = begin; t < end; ++t) counted += !padding[t] && !(g.skip_first && first[t] == t);
   for (int64_t h = 0; h < heads; ++h) {
     const A *lse = g.lse.as<A>() + h * tokens, *z0 = g.z0.as<A>() + h * tokens;
     double sum = 0;
     // With a single visible key lse equals z0 up to rounding, so G is 0 whether the token counts or not.
     for (int64_t t = begin; t < end; ++t)
-      if (first[t] != t) sum += static_cast<double>(-std::expm1(std::min(z0[t] - lse[t], A(0))));
+      if (first[t] != t && !padding[t])
+        sum += static_cast<double>(-std::expm1(std::min(z0[t] - lse[t], A(0))));
     sums[h] = sum;
   }
   return counted;
 }
 
+/// Returns how many tokens count, as gate_chunk does.
 template <class T>
-void sink_chunk(double* sums, const HeadGate& g, int64_t begin, int64_t end) {
+int64_t sink_chunk(double* sums, const HeadGate& g, int64_t begin, int64_t end) {
   using A = accumulate_t<T>;
   const int64_t heads = g.lse.dim(0), tokens = g.lse.dim(1);
+  const Padding padding(g);
   for (int64_t h = 0; h < heads; ++h) {
     const A* lse = g.lse.as<A>() + h * tokens;
     double sum = 0;
     if (g.sink.rank == 2) {
       const A* sink = g.sink.as<A>() + h * tokens;
 #pragma omp simd reduction(+ : sum)
-      for (int64_t t = begin; t < end; ++t) sum += static_cast<double>(sigmoid(lse[t] - sink[t]));
+      for (int64_t t = begin; t < end; ++t)
+        sum += padding[t] ? 0 : static_cast<double>(sigmoid(lse[t] - sink[t]));
     } else {
       const A sink = load(g.sink.as<T>() + h);
 #pragma omp simd reduction(+ : sum)
-      for (int64_t t = begin; t < end; ++t) sum += static_cast<double>(sigmoid(lse[t] - sink));
+      for (int64_t t = begin; t < end; ++t)
+        sum += padding[t] ? 0 : static_cast<double>(sigmoid(lse[t] - sink));
     }
     sums[h] = sum;
   }
+  int64_t counted = 0;
+  for (int64_t t = begin; t < end; ++t) counted += !padding[t];
+  return counted;
 }
 
 template <class T>
-void gate_chunk(double* sums, const HeadGate& g, int64_t begin, int64_t end) {
+int64_t gate_chunk(double* sums, const HeadGate& g, int64_t begin, int64_t end) {
   using A = accumulate_t<T>;
   const int64_t heads = g.logits.dim(1), width = g.logits.rank == 3 ? g.logits.dim(2) : 1;
   const ScoreRange scores = *score_range(g.kind.activation);
   const A low = static_cast<A>(scores.low), range = static_cast<A>(scores.high - scores.low);
+  const Padding padding(g);
+  const bool one = g.logits.dim(0) == 1;  // for all tokens
+  int64_t counted = 0;
   std::fill_n(sums, heads, 0.0);
   for (int64_t t = begin; t < end; ++t) {
+    if (!one && padding[t]) continue;
+    ++counted;
     const T* z = g.logits.as<T>() + t * heads * width;
     if (width == 1) {
 #pragma omp simd
@@ -76,6 +98,7 @@ void gate_chunk(double* sums, const HeadGate& g, int64_t begin, int64_t end) {
       sums[h] += static_cast<double>(low + range * sum / static_cast<A>(width));
     }
   }
+  return counted;
 }
 
 }  // namespace
@@ -91,16 +114,17 @@ void head_importance(Context& ctx, Tensor batch, Tensor totals, const HeadGate& 
     for (int64_t c = first; c < last; ++c) {
       const int64_t begin = c * kTokens, end = std::min(begin + kTokens, rows);
       double* const sums = all + (c + 1) * (heads + 1);
-      sums[heads] = static_cast<double>(end - begin);
-      if (g.logits) {
-        with_storage_type(g.logits.dtype, [&](auto tag) { gate_chunk<decltype(tag)>(sums, g, begin, end); });
-      } else if (g.sink) {
-        with_storage_type(g.sink.dtype, [&](auto tag) { sink_chunk<decltype(tag)>(sums, g, begin, end); });
-      } else {
-        sums[heads] =
-            static_cast<double>(g.lse.dtype == DType::f64 ? softmax_chunk<double>(sums, g, begin, end)
-                                                          : softmax_chunk<float>(sums, g, begin, end));
-      }
+      int64_t counted = 0;
+      if (g.logits)
+        with_storage_type(g.logits.dtype,
+                          [&](auto tag) { counted = gate_chunk<decltype(tag)>(sums, g, begin, end); });
+      else if (g.sink)
+        with_storage_type(g.sink.dtype,
+                          [&](auto tag) { counted = sink_chunk<decltype(tag)>(sums, g, begin, end); });
+      else
+        counted = g.lse.dtype == DType::f64 ? softmax_chunk<double>(sums, g, begin, end)
+                                            : softmax_chunk<float>(sums, g, begin, end);
+      sums[heads] = static_cast<double>(counted);
     }
   });
   double* const sum = all;  // (H + 1)
@@ -121,6 +145,7 @@ void head_importance_backward(Context& ctx, Tensor dlse, Tensor coef0, Tensor ds
                               const HeadGate& g) {
   if (ctx.dry_run) return;
   const int64_t heads = g.lse.dim(0), tokens = g.lse.dim(1);
+  const Padding padding(g);
   const auto of_type = [&](auto tag) {
     using T = decltype(tag);
     using A = accumulate_t<T>;
@@ -133,14 +158,15 @@ void head_importance_backward(Context& ctx, Tensor dlse, Tensor coef0, Tensor ds
                      if (g.sink && g.sink.rank == 2) {
                        const A* sink = g.sink.as<A>() + h * tokens;
                        for (int64_t t = 0; t < tokens; ++t)
-                         d[t] = uh * sigmoid(lse[t] - sink[t]) * sigmoid(sink[t] - lse[t]);
+                         d[t] =
+                             padding[t] ? A(0) : uh * sigmoid(lse[t] - sink[t]) * sigmoid(sink[t] - lse[t]);
                        continue;
                      }
                      if (g.sink) {
                        const A sink = load(g.sink.as<T>() + h);
                        double sum = 0;
                        for (int64_t t = 0; t < tokens; ++t) {
-                         d[t] = uh * sigmoid(lse[t] - sink) * sigmoid(sink - lse[t]);
+                         d[t] = padding[t] ? A(0) : uh * sigmoid(lse[t] - sink) * sigmoid(sink - lse[t]);
                          sum += static_cast<double>(d[t]);
                        }
                        dsink.as<A>()[h] -= static_cast<A>(sum);
@@ -151,7 +177,8 @@ void head_importance_backward(Context& ctx, Tensor dlse, Tensor coef0, Tensor ds
                      const int32_t* first = g.first_key.as<int32_t>();
 #pragma omp simd
                      for (int64_t t = 0; t < tokens; ++t) {
-                       const A a = first[t] == t ? A(0) : exp_fast(std::min(z0[t] - lse[t], A(0)));
+                       const A a =
+                           first[t] == t || padding[t] ? A(0) : exp_fast(std::min(z0[t] - lse[t], A(0)));
                        d[t] = uh * a;
                        c[t] = -d[t];
                      }

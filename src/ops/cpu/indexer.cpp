@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "core/parallel_for.h"
+#include "core/targets.h"
 
 // In this order.
 // clang-format off
@@ -86,7 +87,7 @@ int64_t budget_of(const Budget& b, double mean_variance, double variance, const 
 
 template <class T>
 void select_t(Context& ctx, const Selection& out, const IndexInputs& in, const Budget& budget,
-              const Tensor& mean_variance, Tensor sums, const char* where) {
+              const Tensor& mean_variance, Tensor sums, const char* where, const Tensor& targets) {
   using A = accumulate_t<T>;
   const Index<T> p(in);
   const int64_t threads = num_threads(), work_size = padded(ScoreWork<T>::size(p), 16),
@@ -150,6 +151,7 @@ void select_t(Context& ctx, const Selection& out, const IndexInputs& in, const B
   double* const total = sums.as<double>();
   for (int64_t row = 0; row < p.sets * p.tq; ++row) {
     if (p.candidates(row % p.tq) == 0) continue;
+    if (targets && targets.as<int32_t>()[row % p.tq] == kPadding) continue;
     const double k = count[row] - (p.block > 1);
     if (std::isfinite(variances[row])) total[kIndexVariance] += variances[row];
     total[kIndexQueries] += 1;
@@ -198,9 +200,10 @@ void block_means_backward_t(Tensor dx, const Tensor& dy, const Tensor& first_key
 }  // namespace
 
 void select_keys(Context& ctx, const Selection& out, const IndexInputs& in, const Budget& budget,
-                 const Tensor& mean_variance, Tensor sums, const char* where) {
-  with_storage_type(in.q.dtype,
-                    [&](auto t) { select_t<decltype(t)>(ctx, out, in, budget, mean_variance, sums, where); });
+                 const Tensor& mean_variance, Tensor sums, const char* where, const Tensor& targets) {
+  with_storage_type(in.q.dtype, [&](auto t) {
+    select_t<decltype(t)>(ctx, out, in, budget, mean_variance, sums, where, targets);
+  });
 }
 
 void block_means(Context& ctx, Tensor y, const Tensor& x, const Tensor& first_key, int64_t block) {

@@ -7,8 +7,10 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "core/parallel_for.h"
+#include "core/targets.h"
 #include "ops/matmul.h"
 
 #include "ops/cpu/isa_begin.h"
@@ -134,17 +136,19 @@ void route_forward(Context& ctx, Tensor probabilities, Tensor lse, Tensor weight
 
 void route_backward(Context& ctx, Tensor dlogits, const Tensor& dweights, const Tensor& probabilities,
                     const Tensor& lse, const Tensor& weights, const Tensor& experts, const Tensor& counts,
-                    bool norm_topk_prob, RouterLossScale scale) {
+                    bool norm_topk_prob, const RouterLossScale& scale) {
   if (ctx.dry_run) return;
   const int64_t E = probabilities.dim(1), K = experts.dim(1);
   with_wide_type(probabilities.dtype, [&](auto tag) {
     using A = decltype(tag);
+    const double weight = scale.token_weight ? *scale.token_weight.as<double>() : 1;
+    const A z = static_cast<A>(2 * scale.z * weight);
     std::array<A, kMaxExperts> share;  // balance E f_e
     double total = 0;
     for (int64_t e = 0; e < E; ++e) total += counts.as<double>()[e];
     for (int64_t e = 0; e < E; ++e)
       share[static_cast<size_t>(e)] = static_cast<A>(
-          total > 0 ? scale.balance * static_cast<double>(E) * counts.as<double>()[e] / total : 0);
+          total > 0 ? weight * scale.balance * static_cast<double>(E) * counts.as<double>()[e] / total : 0);
     const A* f = share.data();
     parallel_for(probabilities.dim(0), kTokens, [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
@@ -167,7 +171,7 @@ void route_backward(Context& ctx, Tensor dlogits, const Tensor& dweights, const 
           inner += chosen_part[static_cast<size_t>(k)] = p[chosen[k]] * ((dw[k] - common) / chosen_sum);
 #pragma omp simd reduction(+ : balanced)
         for (int64_t e = 0; e < E; ++e) balanced += f[e] * p[e];
-        const A shift = static_cast<A>(2 * scale.z) * lse.as<A>()[t] - balanced - inner;
+        const A shift = z * lse.as<A>()[t] - balanced - inner;
 #pragma omp simd
         for (int64_t e = 0; e < E; ++e) d[e] = p[e] * (f[e] + shift);
         for (int64_t k = 0; k < K; ++k) d[chosen[k]] += chosen_part[static_cast<size_t>(k)];
@@ -177,15 +181,23 @@ void route_backward(Context& ctx, Tensor dlogits, const Tensor& dweights, const 
 }
 
 void router_load(Context& ctx, Tensor counts, Tensor totals, const Tensor& offsets,
-                 const Tensor& probabilities, const Tensor& lse) {
-  const int64_t T = probabilities.dim(0), E = probabilities.dim(1);
+                 const Tensor& probabilities, const Tensor& lse, const Tensor& experts,
+                 const Tensor& targets) {
+  const int64_t T = probabilities.dim(0), E = probabilities.dim(1), K = targets ? experts.dim(1) : 0;
   ScratchScope scratch(ctx.scratch);
   const Tensor sums = scratch.alloc("router probability sums", DType::f64, {E});
   if (ctx.dry_run) return;
+  const int32_t* const target = targets ? targets.as<int32_t>() : nullptr;
+  const auto is_padding = [&](int64_t t) { return target && target[t] == kPadding; };
   double* count = counts.as<double>();
-  double pairs = 0;
-  for (int64_t e = 0; e < E; ++e) pairs += count[e] = offsets.as<int32_t>()[e + 1] - offsets.as<int32_t>()[e];
+  for (int64_t e = 0; e < E; ++e) count[e] = offsets.as<int32_t>()[e + 1] - offsets.as<int32_t>()[e];
+  int64_t tokens = 0;
+  for (int64_t t = 0; t < T; ++t) {
+    tokens += !is_padding(t);
+    for (int64_t k = 0; is_padding(t) && k < K; ++k) count[experts.as<int32_t>()[t * K + k]] -= 1;
+  }
   if (!totals) return;
+  const double pairs = std::accumulate(count, count + E, 0.0);
   with_wide_type(probabilities.dtype, [&](auto tag) {
     using A = decltype(tag);
     const A* p = probabilities.as<A>();
@@ -193,8 +205,10 @@ void router_load(Context& ctx, Tensor counts, Tensor totals, const Tensor& offse
     parallel_for(
         E, 8, [&](int64_t begin, int64_t end) {  // columns, so that every sum runs over the tokens in order
           std::fill(sum + begin, sum + end, 0.0);
-          for (int64_t t = 0; t < T; ++t)
+          for (int64_t t = 0; t < T; ++t) {
+            if (is_padding(t)) continue;
             for (int64_t e = begin; e < end; ++e) sum[e] += static_cast<double>(p[t * E + e]);
+          }
         });
     double* total = totals.as<double>();
     double balance = 0, squares = 0;
@@ -204,10 +218,11 @@ void router_load(Context& ctx, Tensor counts, Tensor totals, const Tensor& offse
       if (pairs > 0) balance += count[e] / pairs * sum[e];
     }
     for (int64_t t = 0; t < T; ++t)
-      squares += static_cast<double>(lse.as<A>()[t]) * static_cast<double>(lse.as<A>()[t]);
+      if (!is_padding(t))
+        squares += static_cast<double>(lse.as<A>()[t]) * static_cast<double>(lse.as<A>()[t]);
     total[2 * E] += static_cast<double>(E) * balance;
     total[2 * E + 1] += squares;
-    total[2 * E + 2] += static_cast<double>(T);
+    total[2 * E + 2] += static_cast<double>(tokens);
   });
 }
 

@@ -6,8 +6,10 @@
 
 #include <bit>
 
+#include "core/targets.h"
 #include "ops/cases.h"
 #include "ops/columns.h"
+#include "ops/padding.h"
 
 namespace sluice::test {
 namespace {
@@ -96,6 +98,14 @@ OpCase fill_case(int64_t n) {
           }};
 }
 
+OpCase padding_case(int64_t tokens, int64_t width) {
+  return {fmt::format("clear_padding T={} width {}", tokens, width), [=](CaseRun& r) {
+            const Tensor targets = r.input("targets", DType::i32, {tokens},
+                                           [](int64_t t) { return t % 5 == 3 ? kPadding : t % 3 - 1.; });
+            clear_padding(r.ctx, r.inout("x", r.dtype, {tokens, width}), targets);
+          }};
+}
+
 }  // namespace
 
 OpFamily elementwise_cases() {
@@ -114,6 +124,7 @@ OpFamily elementwise_cases() {
     for (const DType from : {DType::f32, DType::bf16})
       for (const DType to : {DType::f32, DType::bf16}) family.cases.push_back(cast_case(n, from, to));
   }
+  for (const int64_t tokens : {0, 1, 9, 300}) family.cases.push_back(padding_case(tokens, tokens + 3));
   family.cases.push_back(columns_case(5, 48, 16, 32));
   family.cases.push_back(columns_case(7, 9, 3, 5));
   family.cases.push_back(columns_case(4, 24, 4, 16));  // vectors of the part, not of its place

@@ -35,7 +35,11 @@ OpCase importance_case(int mechanism, int64_t tokens, int64_t heads, int64_t wid
         if (mechanism == 2) g.logits = r.input("z", {tokens, heads}, 2);
         if (mechanism == 3) g.logits = r.input("z", {tokens, heads, width}, 2);
         if (mechanism == 4) g.logits = r.input("z", {1, heads, width}, 2);
-        if (!plain) g.kind.activation = GateActivation::ns_sigmoid;
+        if (!plain) {
+          g.kind.activation = GateActivation::ns_sigmoid;
+          g.targets = r.input("targets", DType::i32, {tokens},
+                              [](int64_t t) { return t % 5 == 3 ? kPadding : t % 3 - 1.; });
+        }
         const Tensor batch = plain ? r.output("batch", DType::f64, {head_row_size(heads)}) : Tensor();
         head_importance(r.ctx, batch, r.inout("totals", DType::f64, {head_row_size(heads)}, 10), g, tokens);
         if (g.logits) return;

@@ -11,6 +11,7 @@
 #include <limits>
 #include <set>
 
+#include "core/targets.h"
 #include "ops/cases.h"
 
 namespace sluice::test {
@@ -70,10 +71,16 @@ OpCase route_case(const RouteShape& s) {
   return c;
 }
 
+Tensor every_fourth_padded(CaseRun& r, int64_t tokens) {
+  return r.input("targets", DType::i32, {tokens},
+                 [](int64_t t) { return t % 4 == 3 ? kPadding : t % 3 - 1.; });
+}
+
 /// exponent: 0 for experts of equal load; 8 sends nearly all to the last.
-OpCase load_case(int64_t tokens, int64_t experts, int64_t chosen, bool totals, double exponent) {
-  OpCase c{fmt::format("router_load T={} E={} K={} exponent {}{}", tokens, experts, chosen, exponent,
-                       totals ? "" : " without totals"),
+OpCase load_case(int64_t tokens, int64_t experts, int64_t chosen, bool totals, double exponent,
+                 bool padded = false) {
+  OpCase c{fmt::format("router_load T={} E={} K={} exponent {}{}{}", tokens, experts, chosen, exponent,
+                       totals ? "" : " without totals", padded ? " padded" : ""),
            [=](CaseRun& r) {
              const Tensor offsets = r.input("offsets", DType::i32, {experts + 1}, [=](int64_t e) {
                const double part = static_cast<double>(e) / static_cast<double>(experts);
@@ -86,7 +93,11 @@ OpCase load_case(int64_t tokens, int64_t experts, int64_t chosen, bool totals, d
              const Tensor sum =
                  totals ? r.inout("totals", DType::f64, {router_totals_size(experts)}, 10) : Tensor();
              router_load(r.ctx, r.output("counts", DType::f64, {experts}), sum, offsets, probabilities,
-                         r.input("lse", r.wide, {tokens}, 3));
+                         r.input("lse", r.wide, {tokens}, 3),
+                         padded ? r.input("experts", DType::i32, {tokens, chosen},
+                                          [=](int64_t i) { return static_cast<double>(i * 7 % experts); })
+                                : Tensor(),
+                         padded ? every_fourth_padded(r, tokens) : Tensor());
            }};
   c.bf16 = false;
   return c;
@@ -162,6 +173,8 @@ OpFamily router_cases() {
     for (const int64_t experts : {1, 2, 31, 32, 33, 200})
       cases.push_back(load_case(77, experts, 2, totals, 0));
     cases.push_back(load_case(300, 64, 8, totals, 8));
+    cases.push_back(load_case(300, 64, 8, totals, 8, /*padded=*/true));
+    cases.push_back(load_case(77, 6, 2, totals, 0, /*padded=*/true));
     cases.push_back(load_case(0, 6, 2, totals, 0));
   }
   cases.push_back(load_case(129, 1024, 32, true, 1));

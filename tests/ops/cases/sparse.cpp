@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "core/targets.h"
 #include "ops/attention.h"
 #include "ops/cases.h"
 #include "ops/query_places.h"
@@ -71,7 +72,9 @@ OpCase select_case(const Shape& s, const Budget& budget, double mean_variance = 
         out.first_key = in.first_key, out.block = s.block;
         const Tensor mean =
             run.input("mean_variance", DType::f32, {1}, [mean_variance](int64_t) { return mean_variance; });
-        select_keys(run.ctx, out, in, budget, mean, run.inout("sums", DType::f64, {kIndexSums}), "a layer");
+        select_keys(run.ctx, out, in, budget, mean, run.inout("sums", DType::f64, {kIndexSums}), "a layer",
+                    run.input("targets", DType::i32, {s.queries},
+                              [](int64_t t) { return t % 5 == 3 ? kPadding : 1.; }));
       }};
 }
 
