@@ -992,6 +992,29 @@ class SameTokens(Folder):
         )
         self.assertIn("evaluated on validation sets of different contents", base.state())
 
+    def test_seeds_of_replaced_training_data_or_first_weights_have_no_mean(self):
+        runs = self.plain_and_gated()
+        for folder in runs.values():
+            text = files.read_text(os.path.join(folder, "config.yaml"))
+            write_text(
+                folder, "config.yaml", text.replace("  max_steps: 1000\n", "  max_steps: 1000\n  init_from: w\n")
+            )
+        for what, found in (
+            ("data", lambda text: {"data_fingerprint": text}),
+            ("first weights", lambda text: {"init_from": {"path": "w", "fingerprint": text}}),
+        ):
+            for folder in runs.values():
+                change_json(os.path.join(folder, "run.json"), lambda run, f=found: run.update(f("a")))
+            self.assertIsNotNone(groups.difference(*self.grouped()[1], "loss"))
+            change_json(os.path.join(runs["base", 2], "run.json"), lambda run, f=found: run.update(f("b")))
+            made = self.grouped()[1]
+            base = next(g for g in made if g.first.title == "base")
+            self.assertIsNone(groups.difference(*made, "loss"))
+            self.assertEqual((base.value("loss"), base.value("parameters")), (None, 1000))
+            self.assertIn(f"trained with {what} of one name and different contents", base.state())
+            for folder in runs.values():
+                change_json(os.path.join(folder, "run.json"), lambda run: run.update(data_fingerprint="", init_from=None))
+
     def test_seeds_that_were_evaluated_on_other_tokens_have_no_mean(self):
         runs = self.plain_and_gated()
 

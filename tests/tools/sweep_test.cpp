@@ -333,6 +333,20 @@ TEST_CASE("a sweep starts from the weights of another, variant by variant and se
   CHECK_THAT(alike.out, Contains("\nslow ") && Contains("\nfast "));
   CHECK(Sweeps::count(alike.out, " 2/2 ") == 2);
 
+  // Weights that are younger than what started from them.
+  CHECK_THAT(alike.out, !Contains("of several weights"));
+  for (const std::string& name : io::list_directory(s.output)) {
+    if (!name.starts_with("slow-s1-")) continue;
+    for (const std::string& step : io::list_directory(s.output + "/" + name + "/ckpt")) {
+      const std::string manifest = s.output + "/" + name + "/ckpt/" + step + "/MANIFEST.json";
+      if (io::exists(manifest))
+        std::filesystem::last_write_time(
+            manifest, std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+    }
+  }
+  CHECK_THAT(s.run("table " + second).out,
+             Contains("of several weights of slow-s1, which was trained again"));
+
   s.write("base: tiny.yaml\nrecord: results.jsonl\n" + variants + seeds);
   write_second(longer + variants + seeds + "grid: {model.rope.theta: [1e4, 1e6]}\n");
 

@@ -110,7 +110,9 @@ RUN = {
     "max_steps": WHOLE,
     "config_hash": TEXT,
     "device": TEXT,
+    "data_fingerprint": TEXT,
     "validation_fingerprints": {"*": TEXT},
+    "init_from": {"fingerprint": TEXT},
 }
 STATUS = {"state": TEXT, "step": WHOLE, "max_steps": WHOLE, "exit_code": WHOLE, "error": TEXT}
 JOURNAL = {

@@ -176,6 +176,8 @@ class Records:
                 file.write(json.dumps(self.lines[name], separators=(",", ":")) + "\n")
             for text in self.unread:
                 file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # it may be the only copy: a crash leaves the old file or the new one, never an empty one
         os.replace(self.path + ".tmp", self.path)
 
     def make_folders(self, sweep: SweepFile, program: str) -> None:
@@ -280,14 +282,35 @@ def mixtures(found: dict[str, Look]) -> list[str]:
         if len(names) > 1:
             counts = ", ".join(f"{name} ({values.count(name)} trials)" for name in names)
             out.append(f"of several {what}: {counts}")
-    starts: dict[str, set[str]] = {}
+    starts: dict[str, set[str]] = {}  # by the name of the weights
     for look in done:
         mark = (look.run.get("init_from") or {}).get("fingerprint")
-        if look.trial.after and mark:
-            starts.setdefault(look.trial.after.name, set()).add(mark)
+        if mark:
+            starts.setdefault(start_of(look.trial), set()).add(mark)
     changed = [name for name, marks in starts.items() if len(marks) > 1]
+    changed += [
+        look.trial.after.name for look in done if look.trial.after and younger(look.trial.after, look.trial)
+    ]
     if changed:
         out.append(
-            f"of several weights of {', '.join(changed)}, which was trained again while trials that start from it were kept"
+            f"of several weights of {', '.join(dict.fromkeys(changed))}, which was trained again while trials that start from it "
+            "were kept"
         )
     return out
+
+
+def start_of(trial: Trial) -> str:
+    """What the weights that it starts from are called."""
+    if trial.after:
+        return trial.after.name
+    given = [text for text in trial.overrides() if text.startswith("train.init_from=")]
+    return given[-1].partition("=")[2] if given else "train.init_from"
+
+
+def younger(source: Trial, trial: Trial) -> bool:
+    """Whether the last weights of the source are from after the last start of the trial that starts from them."""
+    weights = os.path.join(working_folder(), source.last_weights(), "MANIFEST.json")
+    try:
+        return os.path.getmtime(weights) > os.path.getmtime(os.path.join(trial.folder, "run.json"))
+    except OSError:  # recorded, or removed
+        return False
