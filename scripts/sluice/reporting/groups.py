@@ -44,31 +44,28 @@ def one_of(values: Iterable[Any]) -> bool:
     return len(set(values)) < 2
 
 
+def replaced(prints: Iterable[Mapping[Any, str]]) -> Any:
+    """The first name under which two runs have read different contents, of {name: fingerprint} of each; None where there is none."""
+    found: dict[Any, str] = {}
+    for of_run in prints:
+        for name, text in of_run.items():
+            if found.setdefault(name, text) != text:
+                return name
+    return None
+
+
 def same_contents(runs: list[Run]) -> bool:
     """Whether no validation set is known to have held other text in one run than in another. Runs from before fingerprints were
     written say nothing of it."""
-    prints = [run.fingerprints() for run in runs]
-    names = {name for of_run in prints for name in of_run}
-    return all(one_of(of_run[name] for of_run in prints if name in of_run) for name in names)
-
-
-def replaced(runs: list[Run]) -> str:
-    """What is known to have been something else in one run than in another though both read it at the same place; "" where nothing
-    is."""
-    found: dict[tuple[str, str], str] = {}
-    for run in runs:
-        for what, (place, text) in run.trained_on().items():
-            if found.setdefault((what, place), text) != text:
-                return what
-    return ""
+    return replaced(run.fingerprints() for run in runs) is None
 
 
 def unequal(runs: list[Run]) -> str:
     """Why numbers of the last evaluations are of different things, so that neither a mean nor a difference of them means anything; ""
     where they are of one. Runs that were never evaluated have no such numbers."""
     runs = [run for run in runs if run.evals]
-    if what := replaced(runs):
-        return f"trained with {what} of one name and different contents"
+    if read := replaced(run.trained_on() for run in runs):
+        return f"trained with {read[0]} of one name and different contents"
     if not one_of(run.last.get("tokens") for run in runs):
         return "evaluated after different numbers of tokens"
     if not one_of(run.evaluated() for run in runs):

@@ -161,16 +161,15 @@ class Run:
         """{validation set: fingerprint of its contents}; {} of runs from before run.json had them."""
         return {name: text for name, text in (self.info.get("validation_fingerprints") or {}).items() if text}
 
-    def trained_on(self) -> dict[str, tuple[str, str]]:
-        """{what it read: (its place in the configuration, fingerprint of its contents)}: the training data, and the weights that it
-        started from. What is of one place is one thing, unless it was replaced between two runs. {} where the fingerprints are
-        not known."""
+    def trained_on(self) -> dict[tuple[str, str], str]:
+        """{(what it read, where its configuration says): fingerprint of the contents}, where known: the training data, and the weights
+        that it started from."""
         start = self.info.get("init_from") or {}
         read = {
             "data": (self.get("data"), self.info.get("data_fingerprint")),
             "first weights": (self.get("train.init_from"), start.get("fingerprint")),
         }
-        return {what: (json.dumps(place), text) for what, (place, text) in read.items() if place and text}
+        return {(what, json.dumps(place)): text for what, (place, text) in read.items() if place and text}
 
     def set_mean(self, key: str) -> float | None:
         return mean_of_all(number(s.get(key)) for s in (self.last.get("sets") or {}).values())
