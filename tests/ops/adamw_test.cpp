@@ -172,7 +172,7 @@ TEST_CASE("adamw refuses wrong arguments by name", "[adamw]") {
   double numbers[kUpdateControl] = {};
   const Tensor control(numbers, DType::f64, {kUpdateControl}), short_control(numbers, DType::f64, {3});
   CHECK(error_of([&] { judge_update(ctx, short_control, {}); }) ==
-        "judge_update: control must be (13) f64, got (3) f64");
+        "judge_update: control must be (14) f64, got (3) f64");
   CHECK(error_of([&] { sluice::adamw_update(ctx, f, Tensor(), f, f, f, short_control, control, {}); }) ==
         "adamw_update: segments must be (S, 4) f64, got (3) f64");
 }
