@@ -70,6 +70,7 @@ std::vector<RulerTask> parse_tasks(const std::vector<std::string>& names) {
 RulerTexts texts_of(const RulerCommand& c) {
   RulerTexts texts;
   texts.words = c.words.empty() ? built_in_words() : read_words(c.words);
+  if (c.words.empty()) texts.short_words = built_in_short_words();
   if (!c.haystack.empty()) texts.haystack = read_haystack(c.haystack);
   if (!c.questions_1.empty()) texts.questions_1 = read_questions(c.questions_1);
   if (!c.questions_2.empty()) texts.questions_2 = read_questions(c.questions_2);
@@ -113,6 +114,7 @@ std::vector<RulerCell> generated_cells(const RulerCommand& c, const RulerTexts& 
       try {
         const auto prompts = std::make_shared<RulerPrompts>(task, texts, tokenizer, length, c.seed,
                                                             tokens_to_generate(task) + begin_token);
+        prompts->require_fit(c.samples);
         cells.push_back({task, length, c.samples, [prompts](int64_t i) { return prompts->make(i); }});
         if (const RulerPrompt first = prompts->make(0); first.longest && first.tokens < length * 9 / 10)
           spdlog::warn(

@@ -159,16 +159,23 @@ RulerPlan plan_common_words(const RulerTexts& texts, int64_t length, uint64_t se
   const std::string prefix = " Answer: The top 10 words that appear most often in the list are:";
   Draw draw(seed, label);
   const uint64_t example_key = draw.bits(), key = draw.bits();
+  const auto words_for = [&texts](int64_t size) -> const std::vector<std::string>& {
+    return size <= std::ssize(texts.short_words) ? texts.short_words : texts.words;
+  };
+  const std::vector<std::string>& shown_words = words_for(example.size);
   const std::string shown =
-      common_words_question(texts.words, example, example_key, Draw(seed, label + "/example")) + prefix +
-      " " + numbered(common_words(texts.words, example_key)) + "\n";
-  return {kCommon + 1, std::ssize(texts.words), [=, &words = texts.words](int64_t size) {
+      common_words_question(shown_words, example, example_key, Draw(seed, label + "/example")) + prefix +
+      " " + numbered(common_words(shown_words, example_key)) + "\n";
+  return {kCommon + 1, std::ssize(texts.words),
+          [=](int64_t size) {
+            const std::vector<std::string>& words = words_for(size);
             const WordList list = {size, is_short ? 6 : 30, is_short ? 1 : 3};
             return RulerPrompt{
                 .input = shown + common_words_question(words, list, key, Draw(seed, label + "/order")),
                 .answer_prefix = prefix,
                 .outputs = common_words(words, key)};
-          }};
+          },
+          std::ssize(texts.short_words)};
 }
 
 RulerPlan plan_frequent_words(uint64_t seed, const std::string& label) {

@@ -29,6 +29,7 @@ class Draw {
 struct RulerPlan {
   int64_t smallest = 1, largest = 1;            // sizes
   std::function<RulerPrompt(int64_t)> written;  // at a size; without size and tokens
+  int64_t leap = 0;                             // the texts have nothing between this size and the next
 };
 
 /// label: what tells the sample's random numbers apart from all others.

@@ -117,23 +117,36 @@ RulerPrompts::RulerPrompts(RulerTask task, const RulerTexts& texts, const Tokeni
 
 RulerPrompt RulerPrompts::make(int64_t sample) const { return fitted(sample, guess_); }
 
+void RulerPrompts::require_fit(int64_t samples) const {
+  for (int64_t sample = 0; sample < samples; ++sample) {
+    const RulerPlan plan = plan_of(task_, texts_, length_, seed_, sample);
+    if (const RulerPrompt shortest = written(plan, plan.smallest); !fits(shortest)) refuse(shortest);
+  }
+}
+
+RulerPrompt RulerPrompts::written(const RulerPlan& plan, int64_t size) const {
+  RulerPrompt p = plan.written(size);
+  p.size = size;
+  p.longest = size == plan.largest || size == plan.leap;
+  p.tokens = std::ssize(tokenizer_.encode(p.text()));
+  return p;
+}
+
+void RulerPrompts::refuse(const RulerPrompt& shortest) const {
+  fail(ExitCode::usage,
+       "RULER's {} at a length of {} tokens: the shortest prompt has {}, and {} are generated", name(task_),
+       length_, shortest.tokens, new_tokens_);
+}
+
 /// The largest prompt that fits. The search begins at a guess, because all samples of a task have about the
 /// same size.
 RulerPrompt RulerPrompts::fitted(int64_t sample, int64_t guess) const {
   const RulerPlan plan = plan_of(task_, texts_, length_, seed_, sample);
-  const auto written = [&](int64_t size) {
-    RulerPrompt p = plan.written(size);
-    p.size = size;
-    p.longest = size == plan.largest;
-    p.tokens = std::ssize(tokenizer_.encode(p.text()));
-    return p;
-  };
-  const auto fits = [&](const RulerPrompt& p) { return p.tokens + new_tokens_ <= length_; };
   // `low` is the largest size known to fit, `high` the smallest known not to.
   RulerPrompt best;
   int64_t low = plan.smallest - 1, high = plan.largest + 1;
   const auto probe = [&](int64_t size) {
-    RulerPrompt p = written(size);
+    RulerPrompt p = written(plan, size);
     if (fits(p)) {
       low = size;
       best = std::move(p);
@@ -151,10 +164,7 @@ RulerPrompt RulerPrompts::fitted(int64_t sample, int64_t guess) const {
       probe(std::max(high - step, plan.smallest));
   }
   while (high - low > 1) probe(low + (high - low) / 2);
-  if (low < plan.smallest)
-    fail(ExitCode::usage,
-         "RULER's {} at a length of {} tokens: the shortest prompt has {}, and {} are generated", name(task_),
-         length_, written(plan.smallest).tokens, new_tokens_);
+  if (low < plan.smallest) refuse(written(plan, plan.smallest));
   return best;
 }
 

@@ -66,6 +66,8 @@ struct RulerPrompt {
 /// Of the prompt's text, without a begin token: special tokens stand in prompts of a file alone.
 std::vector<int32_t> tokens_of(const RulerPrompt& prompt, const Tokenizer& tokenizer);
 
+struct RulerPlan;
+
 /// Prompts of one task at one length. The arguments outlive it.
 class RulerPrompts {
  public:
@@ -76,8 +78,14 @@ class RulerPrompts {
   /// The largest prompt that leaves room for what is generated; its size is found by bisection on the number
   /// of tokens.
   RulerPrompt make(int64_t sample) const;
+  /// Error(usage) where the shortest prompt of one of the first `samples` is too long, as that of sample 0
+  /// need not be.
+  void require_fit(int64_t samples) const;
 
  private:
+  RulerPrompt written(const RulerPlan& plan, int64_t size) const;
+  bool fits(const RulerPrompt& prompt) const { return prompt.tokens + new_tokens_ <= length_; }
+  [[noreturn]] void refuse(const RulerPrompt& shortest) const;
   RulerPrompt fitted(int64_t sample, int64_t guess) const;
 
   RulerTask task_;

@@ -84,6 +84,8 @@ std::string RulerTexts::fingerprint() const {
   const auto add = [&](const std::string& text) { all += std::to_string(text.size()) + ":" + text; };
   for (const std::string& word : words) add(word);
   all += "\n";
+  for (const std::string& word : short_words) add(word);
+  if (!short_words.empty()) all += "\n";
   for (const std::string& word : haystack.words) add(word);
   for (const auto* questions : {&questions_1, &questions_2}) {
     all += "\n";
@@ -101,6 +103,12 @@ std::vector<std::string> built_in_words() {
   std::vector<std::string> words;
   for (const std::string_view adjective : kAdjectives)
     for (const std::string_view noun : kNouns) words.push_back(fmt::format("{}-{}", adjective, noun));
+  return words;
+}
+
+std::vector<std::string> built_in_short_words() {
+  std::vector<std::string> words(kAdjectives.begin(), kAdjectives.end());
+  words.insert(words.end(), kNouns.begin(), kNouns.end());
   return words;
 }
 

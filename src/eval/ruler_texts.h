@@ -22,7 +22,9 @@ struct RulerQuestion {
 
 struct RulerTexts {
   std::vector<std::string> words;  // for keys and counted words: all different
-  Haystack haystack;               // empty: the tasks in a running text cannot be made
+  /// What is counted in lists of up to so many different words: their tokens are fewer. Empty: `words`.
+  std::vector<std::string> short_words = {};
+  Haystack haystack;  // empty: the tasks in a running text cannot be made
   std::vector<RulerQuestion> questions_1, questions_2;
 
   /// Identifies the content.
@@ -31,6 +33,8 @@ struct RulerTexts {
 
 /// 8,192 pairs of an adjective and a noun: "quiet-harbor".
 std::vector<std::string> built_in_words();
+/// 192 adjectives and nouns, each by itself.
+std::vector<std::string> built_in_short_words();
 /// A file's words, one per line. Error(data): fewer than 64 different ones.
 std::vector<std::string> read_words(const std::string& path);
 /// Error(data): fewer than 100 words.

@@ -183,6 +183,44 @@ TEST_CASE("chains, counts and documents give the stated answers", "[ruler]") {
   }
 }
 
+TEST_CASE("lists of up to 192 words count single words, longer ones pairs", "[ruler]") {
+  RulerTexts t = texts();
+  t.short_words = built_in_short_words();
+  CHECK(std::set<std::string>(t.short_words.begin(), t.short_words.end()).size() == 192);
+  const auto tokenizer = bytes();
+  const auto pairs = [&](int64_t length) {
+    const RulerPrompt p = RulerPrompts(RulerTask::cwe, t, *tokenizer, length, 1).make(3);
+    for (const std::string& word : p.outputs) CHECK((word.find('-') == std::string::npos) == (p.size <= 192));
+    CHECK(p.longest == (p.size == 192));  // the words do not suffice for more
+    return count_of(p.input, "-");
+  };
+  CHECK(pairs(2048) == 0);
+  CHECK(pairs(16384) == 0);
+  CHECK(pairs(65536) > 1000);
+  const std::string with = t.fingerprint();
+  t.short_words.clear();
+  CHECK(t.fingerprint() != with);
+}
+
+TEST_CASE("a length that sample 0 fits into, and another does not, is refused at the start", "[ruler]") {
+  const RulerTexts t = texts();
+  const auto tokenizer = bytes();
+  int64_t length = 4096;
+  const auto fits = [&] {
+    try {
+      RulerPrompts(RulerTask::cwe, t, *tokenizer, length, 1);
+      return true;
+    } catch (const Error&) {
+      return false;
+    }
+  };
+  while (!fits()) length += 16;
+  const RulerPrompts prompts(RulerTask::cwe, t, *tokenizer, length, 1);
+  prompts.require_fit(1);
+  test::expect_error(ExitCode::usage, {"RULER's cwe at a length of", "the shortest prompt has"},
+                     [&] { prompts.require_fit(50); });
+}
+
 TEST_CASE("a score is the share of references found, of questions any of them", "[ruler]") {
   const std::vector<std::string> two = {"Alpha", "beta"};
   CHECK(ruler_score(RulerTask::vt, two, "it is ALPHA and Beta.") == 1);
