@@ -85,7 +85,7 @@ struct TrainConfig {
       "keys that may differ from the configuration of init_from, e.g. [model.rope.theta, data.tokenizer]");
     f("init_missing", init_missing,
       "parameters that init_from lacks: refuse, or fresh: new gates, sinks and shared experts start so that "
-      "the function of the weights is kept, all others as in a training from scratch");
+      "the function of the weights is kept (by sinks nearly), all others as in a training from scratch");
     f("init_missing_names", init_missing_names,
       "parts of names; only parameters whose name contains one of them may be missing; empty: any");
     f("check_limits", check_limits,

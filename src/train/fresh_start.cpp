@@ -13,6 +13,7 @@
 namespace sluice {
 namespace {
 
+constexpr const char* kSinks = ".self_attn.sinks";
 constexpr double kSiluOne = 1.2784645427610738;  // silu(z) = 1
 
 double sigmoid(double z) { return 1 / (1 + std::exp(-z)); }
@@ -120,7 +121,14 @@ std::string FreshStart::text() const {
   if (missing.empty()) return "";
   std::string text =
       fmt::format("{} new parameter{}: {}; ", missing.size(), missing.size() == 1 ? "" : "s", kinds(missing));
-  if (changes_function.empty()) return text + "they keep the function of the weights";
+  const bool sinks = std::any_of(constants.begin(), constants.end(),
+                                 [](const auto& start) { return start.first.ends_with(kSinks); });
+  if (changes_function.empty())
+    return text + "they keep the function of the weights" +
+           (sinks ? fmt::format(
+                        ", sinks nearly: they start at {}, where they take less than {:.1e} of the attention",
+                        kSinkStart, std::exp(kSinkStart))
+                  : "");
   return text + "the function changes by " + kinds(changes_function);
 }
 
@@ -132,8 +140,8 @@ FreshStart fresh_start(const ModelConfig& model, std::vector<std::string> missin
   start_gates(model, names, start, kept);
   for (const std::string& name : names) {
     const std::string expert = ".shared_expert.";
-    const bool sinks = name.ends_with(".self_attn.sinks") && (model.attention.kind == AttentionKind::sink ||
-                                                              model.attention.kind == AttentionKind::sparse);
+    const bool sinks = name.ends_with(kSinks) && (model.attention.kind == AttentionKind::sink ||
+                                                  model.attention.kind == AttentionKind::sparse);
     const bool unused = name.find(".self_attn.indexer.") != std::string::npos && dense_first(model.attention);
     if (sinks) start.constants[name] = kSinkStart;
     const size_t at = name.find(expert);

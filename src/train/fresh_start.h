@@ -18,10 +18,11 @@ namespace sluice {
 /// For sigmoid the factor is 2, so that only exponents change and the logits keep their bits; for two_sigmoid
 /// it is 1, and nothing changes; for ns_sigmoid it is 4/3, rounded. Learned constants of identity and silu
 /// start where the activation is 1. A gate that adds keeps the function where a(z) is 0.
-/// A sink starts at kSinkStart, where it takes less than 2.1e-9 of a query's attention as long as the logits'
-/// log-sum-exp is not negative. The down-projection of a shared expert starts at 0. An indexer of sparse
-/// attention chooses nothing in a dense warm-up (phase: dense_warm_up, or phase_steps), which keeps the
-/// function.
+/// A sink starts at kSinkStart, where it takes less than 3.4e-4 of a query's attention as long as the logits'
+/// log-sum-exp is not negative: so little that the function is nearly kept, and enough for its gradient,
+/// which is as small, to stay above AdamW's epsilon. The down-projection of a shared expert starts at 0. An
+/// indexer of sparse attention chooses nothing in a dense warm-up (phase: dense_warm_up, or phase_steps),
+/// which keeps the function.
 struct FreshStart {
   std::map<std::string, double> constants;    // missing parameters that start at one value
   std::map<std::string, double> factors;      // loaded parameters that are multiplied
@@ -33,7 +34,7 @@ struct FreshStart {
   std::string text() const;
 };
 
-constexpr double kSinkStart = -20;
+constexpr double kSinkStart = -8;
 
 /// missing: names of the model's parameters that are not in the first weights.
 FreshStart fresh_start(const ModelConfig& model, std::vector<std::string> missing);

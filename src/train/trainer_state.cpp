@@ -6,6 +6,7 @@
 
 #include "config/derived.h"
 #include "core/device.h"
+#include "core/error.h"
 #include "params/init.h"
 #include "train/trainer.h"
 
@@ -27,6 +28,22 @@ std::function<bool(const std::string&)> may_be_missing(const TrainConfig& train)
   };
 }
 
+/// With adapters all else is frozen: a new sink or constant would stay where it starts. Error(usage).
+void require_trained(const ParamStore& store, const std::vector<std::string>& missing) {
+  std::set<int> adapted;
+  for (int id = 0; id < static_cast<int>(store.specs().size()); ++id)
+    for (const ParamStore::Adapter& adapter : store.adapters(id)) adapted.insert(adapter.matrix);
+  for (const std::string& name : missing)
+    for (int id = 0; id < static_cast<int>(store.specs().size()); ++id)
+      if (const ParamSpec& spec = store.spec(id);
+          spec.name == name && !spec.trainable && !spec.statistic && !adapted.count(id))
+        fail(ExitCode::usage,
+             "train.init_missing: {} is new and would never be trained, since lora.rank > 0 trains adapters "
+             "alone and this parameter has none; train the new parameters first with lora.rank: 0, or add "
+             "them to lora.targets where they are matrices",
+             name);
+}
+
 }  // namespace
 
 FreshStart Trainer::initialize(const std::string& weights_path, const WeightMap& map) {
@@ -38,6 +55,7 @@ FreshStart Trainer::initialize(const std::string& weights_path, const WeightMap&
     const WholeModel whole = whole_model(/*adapters=*/false);
     WeightReport report = load_weights(weights_path.empty() ? config_.train.init_from : weights_path, weights,
                                        &ctx_, &whole.weights, {map, may_be_missing(config_.train)});
+    if (config_.lora.rank > 0) require_trained(store_, report.missing);
     fresh = fresh_start(config_.model, std::move(report.missing));
   }
   const std::set<std::string> missing(fresh.missing.begin(), fresh.missing.end());
