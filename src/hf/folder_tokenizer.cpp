@@ -67,10 +67,16 @@ std::optional<TokenizerConfig> folder_tokenizer(const std::string& folder, const
 
 std::optional<int64_t> folder_begin_token(const std::string& folder, const HfModel& model) {
   if (model.begin_stated) return model.begin_token;
-  const json adds = at(settings_of(folder), "add_bos_token");
+  const json settings = settings_of(folder), adds = at(settings, "add_bos_token");
   if (adds.is_boolean()) return adds.get<bool>() ? model.begin_token : std::nullopt;
-  if (io::exists(folder + "/" + kTokenizerFile)) return std::nullopt;
-  return first_of_template(at(read_object(folder + "/tokenizer.json", int64_t{256} << 20), "post_processor"));
+  const json tokenizer = read_object(folder + "/tokenizer.json", int64_t{256} << 20);
+  if (const auto token = first_of_template(at(tokenizer, "post_processor"))) return token;
+  // transformers' class puts it there unless add_bos_token says otherwise.
+  const json type = at(settings, "tokenizer_class");
+  const bool llama = type.is_string()
+                         ? type.get<std::string>().starts_with("LlamaTokenizer")
+                         : model.format == HfFormat::llama && io::exists(folder + "/" + kTokenizerFile);
+  return llama ? model.begin_token : std::nullopt;
 }
 
 }  // namespace sluice

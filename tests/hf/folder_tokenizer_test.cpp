@@ -1,6 +1,7 @@
 #include "hf/folder_tokenizer.h"
 
 #include <catch2/catch.hpp>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "data/byte_level.h"
@@ -43,8 +44,22 @@ TEST_CASE("the token in front of a text is the one that the folder's tokenizer p
   write_bytes(tokenizer, R"({"post_processor": {"type": "Sequence", "processors": [{"type": "ByteLevel"}, )" +
                              template_of_bos + "]}}");
   CHECK(begin(llama) == 9);
+  // A folder that has the same words once more in another form.
+  write_bytes(folder / "tokenizer.model", "");
+  CHECK(begin(llama) == 9);
   write_bytes(settings, R"({"add_bos_token": false})");
   CHECK(begin(llama) == std::nullopt);
+  // As Llama 2's and Mistral's first, whose class puts it there by itself.
+  write_bytes(tokenizer, "{}");
+  for (const char* of_llama : {"{}", R"({"tokenizer_class": "LlamaTokenizer"})"}) {
+    write_bytes(settings, of_llama);
+    INFO(of_llama);
+    CHECK(begin(llama) == 7);
+  }
+  CHECK(begin(model(HfFormat::qwen3, 7)) == 7);
+  write_bytes(settings, R"({"tokenizer_class": "GemmaTokenizer"})");
+  CHECK(begin(llama) == std::nullopt);
+  std::filesystem::remove(folder / "tokenizer.model");
   write_bytes(settings, "{}");
   for (
       const char* other :
