@@ -60,18 +60,21 @@ void require_known_keys(const std::vector<std::string>& allow_change) {
   }
 }
 
-void check_resume(const CheckpointInfo& checkpoint, const Config& config,
-                  const std::vector<std::string>& allow_change, const Blend& data, const Tokenizer& tokenizer,
-                  bool warns) {
+std::vector<ConfigChange> check_resume(const CheckpointInfo& checkpoint, const Config& config,
+                                       const std::vector<std::string>& allow_change, const Blend& data,
+                                       const Tokenizer& tokenizer, bool warns) {
+  std::vector<ConfigChange> allowed;
   std::vector<std::string> impossible, consent;
   // The original device may not exist here and does not matter.
   const Config before = load_resolved_config(checkpoint.path + "/config.yaml", {"train.device=auto"});
   for (const ConfigChange& change : config_changes(before, config)) {
     const std::string text = fmt::format("{}: {} -> {}", change.key, change.before, change.after);
     if (change.kind == ChangeClass::identity) impossible.push_back(text);
-    if (change.kind == ChangeClass::trajectory &&
-        std::find(allow_change.begin(), allow_change.end(), change.key) == allow_change.end())
+    if (change.kind != ChangeClass::trajectory) continue;
+    if (std::find(allow_change.begin(), allow_change.end(), change.key) == allow_change.end())
       consent.push_back(text);
+    else
+      allowed.push_back(change);
   }
   if (impossible.empty()) compare_frozen(before, config, impossible);
   const std::string fingerprint = data.fingerprint();
@@ -95,7 +98,7 @@ void check_resume(const CheckpointInfo& checkpoint, const Config& config,
           "files is not "
           "always noticed",
           checkpoint.path, Blend::kHashedBytes >> 30);
-    return;
+    return allowed;
   }
 
   std::string message = fmt::format("cannot resume {} with this configuration", checkpoint.path);

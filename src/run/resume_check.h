@@ -6,6 +6,7 @@
 
 #include "checkpoint/store.h"
 #include "config/config.h"
+#include "config/load.h"
 #include "data/loader.h"
 #include "data/tokenizer.h"
 
@@ -16,9 +17,9 @@ void require_known_keys(const std::vector<std::string>& allow_change);
 
 /// Throws Error(usage) that lists every key and file that makes resuming impossible, and every key that needs
 /// consent and is not in `allow_change`. With `warns`, warns of data that was modified since and is too large
-/// to be hashed completely.
-void check_resume(const CheckpointInfo& checkpoint, const Config& config,
-                  const std::vector<std::string>& allow_change, const Blend& data, const Tokenizer& tokenizer,
-                  bool warns);
+/// to be hashed completely. Returns the changes that were consented to.
+std::vector<ConfigChange> check_resume(const CheckpointInfo& checkpoint, const Config& config,
+                                       const std::vector<std::string>& allow_change, const Blend& data,
+                                       const Tokenizer& tokenizer, bool warns);
 
 }  // namespace sluice

@@ -128,7 +128,7 @@ ExitCode Run::train() {
     write_start_files(options_, start_, *trainer_);
     log_ = std::make_unique<RunLog>(start_.config, *trainer_, *start_.folder, *console_);
   }
-  saving_ = std::make_unique<Saving>(options_, start_, *trainer_, console_.get());
+  saving_ = std::make_unique<Saving>(start_, *trainer_, console_.get());
   watched_saving_ = saving_.get();
   introduce();
   if (leads()) start_.folder->keep();

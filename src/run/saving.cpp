@@ -14,9 +14,8 @@
 
 namespace sluice {
 
-Saving::Saving(const RunOptions& options, const TrainingStart& start, Trainer& trainer, Console* console)
-    : options_(options),
-      start_(start),
+Saving::Saving(const TrainingStart& start, Trainer& trainer, Console* console)
+    : start_(start),
       trainer_(trainer),
       console_(console),
       store_(start.config.run_dir + "/ckpt", start.config.checkpoint, trainer.content(), &trainer.context(),
@@ -59,7 +58,7 @@ void Saving::save(const nlohmann::json& run_state, bool keep_all) {
   content.state["data_fingerprint"] = start_.data->fingerprint();
   if (!start_.data->hashed_whole()) content.state["data_modified"] = start_.data->modified();
   content.state["tokenizer_fingerprint"] = start_.tokenizer->fingerprint();
-  content.state["allowed_changes"] = options_.allow_change;
+  content.state["changes"] = start_.changes;
   content.config_yaml = start_.config_yaml;
   Config as_trained = start_.config;
   as_trained.model = model_after(as_trained.model, trainer_.next_step());

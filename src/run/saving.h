@@ -15,7 +15,7 @@ namespace sluice {
 class Saving {
  public:
   /// All arguments outlive it. console: rank 0's; nullptr on other ranks.
-  Saving(const RunOptions& options, const TrainingStart& start, Trainer& trainer, Console* console);
+  Saving(const TrainingStart& start, Trainer& trainer, Console* console);
 
   /// Whether a checkpoint is due at this step boundary: by checkpoint.every_steps, every_minutes, or because
   /// all steps are done. last_skipped: the last step was.
@@ -49,7 +49,6 @@ class Saving {
   void require_folder();
   bool in_folder(int64_t step) const;
 
-  const RunOptions& options_;
   const TrainingStart& start_;
   Trainer& trainer_;
   Console* console_;

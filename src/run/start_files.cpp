@@ -62,6 +62,7 @@ nlohmann::ordered_json run_json(const TrainingStart& start, const Trainer& train
           {"tokenizer_fingerprint", start.tokenizer->fingerprint()},
           {"started", utc_now()},
           {"init_from", first_weights(start)},
+          {"changes", start.changes},
           {"resumed_from_step", trainer.next_step()}};
 }
 

@@ -49,6 +49,18 @@ void read_inputs(TrainingStart& start, KeyPlaces& places, StartFacts& facts, con
   start.config_yaml = to_yaml(config);
 }
 
+/// The changes on the way to a checkpoint, and those that it is resumed with.
+void keep_changes(TrainingStart& start, const std::vector<ConfigChange>& allowed) {
+  const nlohmann::json& state = start.resumed.state;
+  if (const auto before = state.find("changes"); before != state.end() && before->is_array())
+    start.changes = *before;
+  for (const ConfigChange& change : allowed)
+    start.changes.push_back({{"step", start.resumed.step},
+                             {"key", change.key},
+                             {"before", change.before},
+                             {"after", change.after}});
+}
+
 /// The checkpoint to go on from: of all ranks the same.
 void find_checkpoint(TrainingStart& start, const std::string& checkpoints, const RunOptions& options,
                      Communicator& ranks) {
@@ -60,8 +72,8 @@ void find_checkpoint(TrainingStart& start, const std::string& checkpoints, const
          config.run_dir, list_checkpoints(checkpoints).front());
   start.resumed = newest_valid_checkpoint(checkpoints, &ranks);
   if (start.resumes())
-    check_resume(start.resumed, config, options.allow_change, *start.data, *start.tokenizer,
-                 ranks.rank() == 0);
+    keep_changes(start, check_resume(start.resumed, config, options.allow_change, *start.data,
+                                     *start.tokenizer, ranks.rank() == 0));
 }
 
 }  // namespace

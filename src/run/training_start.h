@@ -2,6 +2,7 @@
 // The start of a training up to the point where its memory is taken: what can be found wrong is found here,
 // and nothing is written before it.
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,9 @@ struct TrainingStart {
   CheckpointInfo resumed;             // path empty: a fresh start
   InitSource init;                    // of a fresh start
   std::vector<std::string> idle;      // settings that are given and have no effect
+  /// Of the whole run: {step, key, before, after} of every key that --allow-change let differ when it
+  /// resumed.
+  nlohmann::ordered_json changes = nlohmann::ordered_json::array();
 
   bool resumes() const { return !resumed.path.empty(); }
 };

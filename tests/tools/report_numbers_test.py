@@ -1015,6 +1015,20 @@ class SameTokens(Folder):
             for folder in runs.values():
                 change_json(os.path.join(folder, "run.json"), lambda run: run.update(data_fingerprint="", init_from=None))
 
+    def test_seeds_of_which_some_were_changed_on_the_way_have_no_mean(self):
+        runs = self.plain_and_gated()
+        change = {"step": 500, "key": "optimizer.lr", "before": "1e-3", "after": "1e-4"}
+        for folder in runs.values():
+            change_json(os.path.join(folder, "run.json"), lambda run: run.update(changes=[change]))
+        self.assertIsNotNone(groups.difference(*self.grouped()[1], "loss"))
+        for others in ([], [dict(change, step=600)]):
+            change_json(os.path.join(runs["base", 2], "run.json"), lambda run, o=others: run.update(changes=o))
+            made = self.grouped()[1]
+            base = next(g for g in made if g.first.title == "base")
+            self.assertIsNone(groups.difference(*made, "loss"))
+            self.assertIsNone(base.value("loss"))
+            self.assertIn("trained with changes on the way (optimizer.lr) in some runs only", base.state())
+
     def test_seeds_that_were_evaluated_on_other_tokens_have_no_mean(self):
         runs = self.plain_and_gated()
 

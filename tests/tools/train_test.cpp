@@ -133,6 +133,20 @@ TEST_CASE("starting a finished run reports this and changes nothing", "[train]")
   INFO(longer.err);
   CHECK(longer.code == 0);
   CHECK(io::exists(t.run + "/ckpt/step_00000010"));
+  // What was changed stays known, also when a later start changes nothing or something else.
+  const auto changes = [&] { return nlohmann::json::parse(io::read_file(t.run + "/run.json"))["changes"]; };
+  const nlohmann::json first = {{"step", 8}, {"key", "train.max_steps"}, {"before", "8"}, {"after", "10"}};
+  CHECK(changes() == nlohmann::json::array({first}));
+  REQUIRE(t.train({"train.max_steps=12", "optimizer.lr=1e-4", "--allow-change", "train.max_steps",
+                   "--allow-change", "optimizer.lr"})
+              .code == 0);
+  CHECK(changes().size() == 3);
+  CHECK(changes()[0] == first);
+  CHECK(changes()[1]["step"] == 10);
+  REQUIRE(t.train({"train.max_steps=12", "optimizer.lr=1e-4"}).code == 0);
+  const auto state = nlohmann::json::parse(io::read_file(t.run + "/ckpt/step_00000012/state.json"));
+  CHECK(state["changes"] == changes());
+  CHECK(state["changes"].size() == 3);
 }
 
 TEST_CASE("a signal saves and exits with 75, and the same command resumes bit for bit", "[train]") {

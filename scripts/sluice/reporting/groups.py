@@ -66,6 +66,9 @@ def unequal(runs: list[Run]) -> str:
     runs = [run for run in runs if run.evals]
     if read := replaced(run.trained_on() for run in runs):
         return f"trained with {read[0]} of one name and different contents"
+    if not one_of(run.changed() for run in runs):
+        keys = sorted({key for run in runs for _, key, *_ in run.changed()})
+        return f"trained with changes on the way ({', '.join(keys)}) in some runs only"
     if not one_of(run.last.get("tokens") for run in runs):
         return "evaluated after different numbers of tokens"
     if not one_of(run.evaluated() for run in runs):

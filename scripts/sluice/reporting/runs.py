@@ -171,6 +171,10 @@ class Run:
         }
         return {(what, json.dumps(place)): text for what, (place, text) in read.items() if place and text}
 
+    def changed(self) -> tuple[tuple[Any, ...], ...]:
+        """(step, key, before, after) of every setting that was changed on the way."""
+        return tuple(tuple(c.get(k) for k in ("step", "key", "before", "after")) for c in self.info.get("changes") or [])
+
     def set_mean(self, key: str) -> float | None:
         return mean_of_all(number(s.get(key)) for s in (self.last.get("sets") or {}).values())
 

@@ -113,6 +113,7 @@ RUN = {
     "data_fingerprint": TEXT,
     "validation_fingerprints": {"*": TEXT},
     "init_from": {"fingerprint": TEXT},
+    "changes": [{"step": WHOLE, "key": TEXT, "before": TEXT, "after": TEXT}],
 }
 STATUS = {"state": TEXT, "step": WHOLE, "max_steps": WHOLE, "exit_code": WHOLE, "error": TEXT}
 JOURNAL = {

@@ -42,6 +42,7 @@ KEPT = (
     "data_fingerprint",
     "validation_fingerprints",
     "tokenizer_fingerprint",
+    "changes",
 )
 KEPT_OF_START = ("step", "fingerprint")  # of run.json's init_from; its path is the configuration's
 
