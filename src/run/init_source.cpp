@@ -146,6 +146,10 @@ void compare_checkpoint(const CheckpointInfo& checkpoint, const Tokenizer& token
   if (source.model.rope.scaling.type == RopeScalingType::none)
     comparison.require_original_length(checkpoint.path, max_positions(source));
   comparison.compare_models(source.model, [&](const std::string&) { return "that of " + file; });
+  out.seed = source.train.seed;
+  if (const auto data = checkpoint.state.find("data_fingerprint");
+      data != checkpoint.state.end() && data->is_string())
+    out.data = data->get<std::string>();
   const auto found = checkpoint.state.find("tokenizer_fingerprint");
   if (found == checkpoint.state.end() || !found->is_string())
     out.tokenizer = "the checkpoint does not name its tokenizer";

@@ -22,6 +22,8 @@ struct InitSource {
   int64_t step = -1;                   // of a checkpoint
   std::string model_type;              // of config.json
   std::string fingerprint;             // XXH3-128 of a checkpoint's manifest, or of the files of weights
+  std::string data;                    // fingerprint of what a checkpoint was trained on
+  uint64_t seed = 0;                   // train.seed of a checkpoint
   std::string tokenizer;               // empty: compared and equal; else why it was not compared
   std::vector<std::string>
       accepted;  // differences accepted by train.init_ignore: "model.rope.theta: 10000 -> 1000000"
@@ -29,6 +31,11 @@ struct InitSource {
   /// "runs/base/ckpt/step_00001000 (checkpoint, step 1000, ...)", with the accepted differences.
   std::string text() const;
   nlohmann::ordered_json json() const;
+  /// Whether a training with this seed on this data begins with samples that the weights were trained on, in
+  /// the same order.
+  bool begins_alike(const Config& config, const std::string& data_fingerprint) const {
+    return step > 0 && data == data_fingerprint && seed == config.train.seed;
+  }
 };
 
 /// Finds the weights of train.init_from (for a run, its newest valid checkpoint) and compares their

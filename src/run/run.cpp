@@ -203,6 +203,13 @@ void Run::introduce() {
        banner(start_.config, start_.plan, *trainer_, *start_.data, *start_.evaluator))
     console_->line(line);
   if (!start_.init.path.empty()) console_->line("weights  from " + start_.init.text());
+  if (start_.init.begins_alike(start_.config, start_.data->fingerprint()))
+    spdlog::warn(
+        "train.init_from: the weights were trained on the same data with the same train.seed ({}), so that "
+        "this "
+        "training begins with the samples that they have already seen; another train.seed gives another "
+        "order",
+        start_.init.seed);
   if (!fresh_.missing.empty()) console_->line("fresh    " + fresh_.text());
   if (start_.resumes())
     console_->line(fmt::format("resume   from {} (step {})", start_.resumed.path, trainer_->next_step()));

@@ -41,11 +41,15 @@ TEST_CASE("every key that changes the function is compared with the source check
   INFO(o.out << o.err);
   CHECK(o.code == 0);
   CHECK_THAT(o.out, Contains("weights  from " + t.checkpoint() + " (checkpoint, step 8, hash "));
+  CHECK_THAT(o.err, Contains("another train.seed gives another order"));
   const nlohmann::json from = nlohmann::json::parse(io::read_file(t.last + "/run.json")).at("init_from");
   CHECK(from.at("path") == t.checkpoint());
   CHECK(from.at("step") == 8);
   CHECK(from.at("fingerprint").get<std::string>().size() == 32);
   CHECK(from.at("accepted").empty());
+  const std::string same_samples = t.last;
+  CHECK_THAT(t.start(t.run, {"train.seed=99"}).err, !Contains("another order"));
+  t.last = same_samples;
   // It persists even if the source is removed.
   CHECK(t.train({"run_dir=" + t.last, "train.init_from=" + t.run, "train.max_steps=2", "--allow-change",
                  "train.max_steps"})
