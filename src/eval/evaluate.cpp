@@ -102,14 +102,14 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
       const std::vector<double> losses = rows_of.losses(ctx);
       const Batch& whole = rows_of.whole();
       const int32_t *targets = whole.targets.as<int32_t>(), *tokens = whole.tokens.as<int32_t>(),
-                    *positions = whole.positions.as<int32_t>();
+                    *first_key = whole.first_key.as<int32_t>();
       for (int64_t t = 0; t < rows_of.tokens(); ++t) {
         if (targets[t] < 0) continue;
         const double loss = losses[static_cast<size_t>(t)];
         const int64_t token_bytes = token_bytes_[static_cast<size_t>(targets[t])];
         nats += loss;
         ++r.tokens;
-        PositionResult& octave = r.by_position[static_cast<size_t>(octave_of(positions[t]))];
+        PositionResult& octave = r.by_position[static_cast<size_t>(octave_of(t - first_key[t]))];
         octave.loss += loss;
         ++octave.tokens;
         if (!r.classes.empty()) {

@@ -40,8 +40,8 @@ struct SetResult {
   int64_t tokens = 0;          // targets
   TextLoss loss_of_text = {};  // counts dropped text, too
   std::vector<ClassResult> classes = {};  // empty without analysis.query_classes
-  /// In octaves of the position (Batch::positions): 0 to 64, 64 to 128, 128 to 256, ... up to data.seq_len,
-  /// so that one sees where a context breaks; without those that have no target.
+  /// In octaves of the number of tokens that a token sees before itself: 0 to 64, 64 to 128, 128 to 256, ...
+  /// up to data.seq_len, so that one sees where a context breaks; without those that have no target.
   std::vector<PositionResult> by_position = {};
 };
 
@@ -53,7 +53,7 @@ struct EvalResult {
   std::vector<SampleText> samples = {};  // of eval.prompts
 };
 
-/// The octave of a position: 0 below 64, 1 below 128, and so on.
+/// The octave of a number of tokens: 0 below 64, 1 below 128, and so on.
 int64_t octave_of(int64_t position);
 
 /// A number in a table; "-" for NaN.
