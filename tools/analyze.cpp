@@ -45,6 +45,10 @@ std::string cell(const nlohmann::ordered_json& value, int width, int digits, dou
 void print_table(const nlohmann::ordered_json& a) {
   fmt::print("{}  step {}  {} sequences, {} tokens\n\n", a["checkpoint"].get<std::string>(),
              a["step"].get<int64_t>(), a["sequences"].get<int64_t>(), a["tokens"].get<int64_t>());
+  for (const auto& set : a["sets"])
+    if (const auto padded = set["padded_samples"].get<int64_t>(); padded > 0)
+      fmt::print("{}: {} sample{} left out, since {} in padding\n", set["name"].get<std::string>(), padded,
+                 padded == 1 ? "" : "s", padded == 1 ? "it ends" : "they end");
   fmt::print("{:<6}{:>12}{:>12}{:>12}{:>17}{:>21}{:>21}{:>18}\n", "", "attention", "gate", "imbalance",
              "mean |attention|", "max |attention|", "max |FFN|", "||value||");
   fmt::print("{:<6}{:>12}{:>12}{:>12}{:>8}{:>9}{:>10}{:>11}{:>10}{:>11}{:>9}{:>9}\n", "layer", "on first",

@@ -257,6 +257,7 @@ nlohmann::ordered_json to_json(const Analysis& a) {
     for (const LayerSums& layer : set.sums.layers) importance.push_back(importance_of(layer));
     sets.push_back({{"name", set.name},
                     {"tokens", static_cast<int64_t>(set.sums.tokens)},
+                    {"padded_samples", set.padded},
                     {"first_token_attention", mean_first_token(set.sums, false)},
                     {"mean_gate_score", mean_gate_score(set.sums)},
                     {"importance", importance}});

@@ -13,6 +13,7 @@ struct Analysis {
   struct Set {
     std::string name;
     Statistics sums;
+    int64_t padded = 0;  // samples that were left out since they end in padding
   };
   std::string checkpoint = {};
   int64_t step = 0, trained_tokens = 0;

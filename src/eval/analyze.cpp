@@ -135,6 +135,7 @@ Analysis analyze(const TrainedModel& trained, const std::vector<DataSource>& sou
       });
       if (sets[i].sums.sequences == 0)
         fail(ExitCode::data, "{}: no whole sample of {} tokens", sources[i].name, seq_len);
+      sets[i].padded = samples_of(*blends[i]) - static_cast<int64_t>(sets[i].sums.sequences);
       total.merge(sets[i].sums);
     }
   }
