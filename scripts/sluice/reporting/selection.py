@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .sinks import percent
-from .tables import Table, of_groups, with_spread
+from .tables import Table, of_groups
 from .values import fixed, mean, number, short
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def selection_table(groups: list[Group]) -> Table | None:
         ),
     ]
     columns = [column for _, of_span in spans for column in of_span]
-    cells = [[with_spread(write, *pair) for pair in of_groups(groups, pick)] for _, pick, write in columns]
+    cells = [of_groups(groups, pick, write) for _, pick, write in columns]
     return Table(
         "Selected keys",
         [("", ["variant"]), *((whose, [heading for heading, *_ in of_span]) for whose, of_span in spans)],

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .tables import Table, of_groups, with_spread
+from .groups import one_of
+from .tables import Table, of_groups
 from .values import fixed, mean, number, short
 
 if TYPE_CHECKING:
@@ -89,7 +90,10 @@ def sinks_table(groups: list[Group]) -> Table | None:
     epsilon = f"{thresholds.pop():g}" if len(thresholds) == 1 else "ε"
     length = str(lengths.pop()) if len(lengths) == 1 else "T"
     classes = query_classes([run for g in groups for run in g.sound()])
-    of = lambda key: lambda run: number(sinks(run).get(key))
+    # Seeds that were measured with different thresholds or lengths have no mean.
+    setting = lambda run: (sinks(run).get("threshold"), sinks(run).get("length"))
+    alike = [g for g in groups if one_of(setting(run) for run in g.sound() if sinks(run))]
+    of = lambda key: lambda run: number(sinks(run).get(key)) if run.group in alike else None
     strong = lambda run: sinks(run).get("strongest") or {}
     columns = [
         (f"Sink^{epsilon}", of("share"), percent),
@@ -105,7 +109,7 @@ def sinks_table(groups: list[Group]) -> Table | None:
         ("largest residual, first", lambda run: most(run, "residual_max_first"), short),
         ("largest residual, others", lambda run: most(run, "residual_max_rest"), short),
     ]
-    cells = [[with_spread(write, *pair) for pair in of_groups(groups, pick)] for _, pick, write in columns]
+    cells = [of_groups(groups, pick, write) for _, pick, write in columns]
     return Table(
         "Attention sinks",
         [("", ["variant"]), ("", [heading for heading, *_ in columns])],
@@ -140,7 +144,7 @@ def classes_table(groups: list[Group]) -> Table | None:
             classes += [c for c in found if c not in classes]
         for of_class in classes:
             columns = [
-                [with_spread(write, *pair) for pair in of_groups(groups, value(name, of_class, key))]
+                of_groups(groups, value(name, of_class, key), write)
                 for key, write in (("loss", fixed(4)), ("share_likely", percent), ("tokens", short))
             ]
             rows += [

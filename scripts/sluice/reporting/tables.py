@@ -159,10 +159,17 @@ def seeds_table(groups: list[Group]) -> Table | None:
     )
 
 
-def of_groups(groups: list[Group], pick: Callable[..., Any]) -> list[tuple[float | None, float | None]]:
-    """[(mean, standard deviation)] of the value that `pick` returns for the last evaluation of each run that counts."""
-    values = [[pick(run) for run in group.evaluated()] for group in groups]
-    return [(mean(v), deviation(v)) for v in values]
+def of_groups(
+    groups: list[Group], pick: Callable[..., float | None], write: Callable[[float | None], str]
+) -> list[str]:
+    """By group, the mean ± deviation of the value that `pick` returns for the last evaluation of each run that counts, with its n where
+    not all of them have it."""
+    cells = []
+    for group in groups:
+        values = [value for value in map(pick, group.evaluated()) if value is not None]
+        few = f" (n={len(values)})" if 0 < len(values) < len(group.sound()) else ""
+        cells.append(with_spread(write, mean(values), deviation(values)) + few)
+    return cells
 
 
 def sets_table(groups: list[Group]) -> Table | None:
@@ -172,7 +179,7 @@ def sets_table(groups: list[Group]) -> Table | None:
         names += [s for s in run.last.get("sets") or {} if s not in names]
     if len(names) < 2:
         return None
-    shown = lambda pick, write: [with_spread(write, *pair) for pair in of_groups(groups, pick)]
+    shown = lambda pick, write: of_groups(groups, pick, write)
     if len(groups) > 6:  # one line per group, perplexities alone
         columns = [shown(lambda run, n=name: run.perplexities().get(n), fixed(3)) for name in names]
         columns.append(shown(lambda run: run.measures["ppl"], fixed(3)))
