@@ -17,11 +17,17 @@ struct Tiny {
   test::TinyTraining training;
   std::unique_ptr<TrainedModel> trained;
 
-  explicit Tiny(Precision precision = Precision::f64, AttentionKind kind = AttentionKind::softmax)
+  explicit Tiny(Precision precision = Precision::f64, AttentionKind kind = AttentionKind::softmax,
+                int64_t selected = 0, int64_t positions = 400)
       : training(precision) {
     training.config.model.attention.kind = kind;
+    if (selected > 0) {
+      training.config.model.attention.sparse.k.base = selected;
+      training.config.model.head_dim = 64;
+      training.config.model.num_key_value_heads = 2;
+    }
     training.config.model.initializer_range = 0.5;
-    training.config.model.max_position_embeddings = 400;
+    training.config.model.max_position_embeddings = positions;
     trained = std::make_unique<TrainedModel>(find_checkpoint(test::trained_checkpoint(training, 0)), 64);
   }
 
@@ -104,6 +110,17 @@ TEST_CASE("a prompt in chunks gives the logits of one pass over it", "[cached_mo
       check(model.step(std::vector<CachedModel::Next>{{0, text[static_cast<size_t>(length)]}}), length);
       check(model.prefill(1, tokens.subspan(static_cast<size_t>(length), 3)), length + 2);
     }
+}
+
+TEST_CASE("a cache that is not full needs no more memory for selected keys than a full one",
+          "[cached_model]") {
+  // Chunks of 64 queries copy the rows of fewer than 64 * 100 / 2 keys, and read them in place where there
+  // are more.
+  const Tiny tiny(Precision::f32, AttentionKind::sparse, /*selected=*/100, /*positions=*/4000);
+  const std::vector<int32_t> text = test::random_tokens(3150, 257, 3);
+  CachedModel model(*tiny.trained, {.context = 4000, .sequences = 1, .chunk = 64});
+  CHECK(model.prefill(0, text).size() == 257);
+  CHECK(model.step(std::vector<CachedModel::Next>{{0, 1}}).size() == 257);
 }
 
 TEST_CASE("prompts of different lengths continue together as each does alone", "[cached_model]") {

@@ -27,7 +27,8 @@
 
 namespace {
 
-constexpr int64_t kMostQueries = 128;  // of a block
+constexpr int64_t kMostQueries = 128;               // of a block
+constexpr int64_t kBlockScores = int64_t{1} << 18;  // likewise, where they have fewer than so many keys
 
 template <class T>
 struct Sparse {
@@ -81,7 +82,13 @@ struct Sparse {
   }
   /// As many queries as leave a block's scores of one key/value head in the second cache.
   int64_t queries_per_block() const {
-    return std::clamp<int64_t>((int64_t{1} << 18) / (group() * row_size()), 1, std::min(kMostQueries, tq));
+    return std::clamp<int64_t>(kBlockScores / (group() * row_size()), 1, std::min(kMostQueries, tq));
+  }
+  /// The most scores of a block of one key/value head with as many keys or fewer: fewer keys have larger
+  /// blocks.
+  int64_t most_scores() const {
+    return std::min(std::min(kMostQueries, tq) * group() * row_size(),
+                    std::max(kBlockScores, group() * row_size()));
   }
   /// Threads for this many rows of products with the keys.
   int64_t team(int64_t rows) const {
@@ -91,6 +98,10 @@ struct Sparse {
   /// which fit into caches one head at a time.
   bool packs() const { return kv_heads > 1 && tq * most_tokens() > 2 * tk; }
   int64_t packed_size(int64_t kv_heads_at_once) const { return packs() ? tk * kv_heads_at_once * depth : 0; }
+  /// The largest size of all with as many keys or fewer. Memory for a cache is measured when it is full.
+  int64_t most_packed() const {
+    return kv_heads > 1 ? std::min(tk, tq * most_tokens() / 2) * kv_heads * depth : 0;
+  }
   /// Rows [begin, end) of one key/value head.
   void pack(T* keys, T* values, int64_t kv_head, int64_t begin, int64_t end) const {
     for (int64_t s = begin; s < end; ++s) {
@@ -205,13 +216,15 @@ void forward_t(Context& ctx, const AttentionState& out, const AttentionInputs& i
   using A = accumulate_t<T>;
   Sparse<T> p(in, keys);
   const int64_t threads = num_threads(), queries = p.queries_per_block(), most = p.expanded_tokens(),
-                work_size = padded(queries * p.group() * (p.depth + p.row_size() + 1) + 16, 16);
+                work_size = padded(
+                    p.most_scores() + std::min(kMostQueries, p.tq) * p.group() * (p.depth + 1) + 16, 16),
+                tokens_size = most > 0 ? padded(p.most_scores() / p.group(), 16) : 0;
   ScratchScope scratch(ctx.scratch);
   A* const work = scratch.alloc("sparse work", dtype_of<A>::value, {threads, work_size}).template as<A>();
   int32_t* const tokens =
-      scratch.alloc("sparse tokens", DType::i32, {threads, queries * most}).template as<int32_t>();
-  T* const k = scratch.alloc("sparse k", in.k.dtype, {p.packed_size(p.kv_heads)}).template as<T>();
-  T* const v = scratch.alloc("sparse v", in.k.dtype, {p.packed_size(p.kv_heads)}).template as<T>();
+      scratch.alloc("sparse tokens", DType::i32, {threads, tokens_size}).template as<int32_t>();
+  T* const k = scratch.alloc("sparse k", in.k.dtype, {p.most_packed()}).template as<T>();
+  T* const v = scratch.alloc("sparse v", in.k.dtype, {p.most_packed()}).template as<T>();
   if (ctx.dry_run) return;
   p.check("sparse_attention_forward");
   if (p.packs()) {
@@ -228,7 +241,7 @@ void forward_t(Context& ctx, const AttentionState& out, const AttentionInputs& i
   for (int64_t task = 0; task < blocks * p.kv_heads; ++task) {
     const int64_t me = omp_get_thread_num(), begin = task % blocks * queries;
     forward_block(p, begin, std::min(queries, p.tq - begin), task / blocks, work + me * work_size,
-                  tokens + me * queries * most, out.o.as<T>(), out.lse.as<A>(), z0);
+                  tokens + me * tokens_size, out.o.as<T>(), out.lse.as<A>(), z0);
   }
 }
 
