@@ -249,6 +249,47 @@ TEST_CASE("selection does not depend on the number of threads", "[indexer]") {
   CHECK(found[0] == found[2]);
 }
 
+TEST_CASE("the last queries choose as they do among many, on any number of threads", "[indexer]") {
+  // As in decoding: 16,400 keys are enough for several threads to share the candidates of one query.
+  constexpr int64_t kTokens = 16400;
+  for_each_kind([&](IndexActivation activation, IndexHeadWeights weights) {
+    for (const int64_t block : {1, 3}) {
+      Context ctx(int64_t{1} << 26);
+      Pool pool(24);
+      Case c(pool, {.tokens = kTokens,
+                    .heads = 4,
+                    .depth = 18,
+                    .sets = block == 1 ? 1 : 2,
+                    .block = block,
+                    .documents = 2,
+                    .activation = activation,
+                    .weights = weights});
+      c.pool_keys(pool, ctx);
+      const auto of_last = [&](int64_t queries) {
+        const auto last = [&](const Tensor& t) { return t ? t.rows(kTokens - queries, queries) : Tensor(); };
+        IndexInputs in = c.inputs();
+        in.q = last(in.q), in.w = last(in.w), in.first_key = last(in.first_key);
+        const Selection s = {
+            .first = pool.zeros(DType::i32, {c.s.sets, queries, selection_room(5, kTokens, block)}),
+            .count = pool.zeros(DType::i32, {c.s.sets, queries}),
+            .first_key = in.first_key,
+            .block = block};
+        select_keys(ctx, s, in, kFive, {}, {}, "a layer");
+        return s;
+      };
+      const Selection many = of_last(32);
+      for (const int threads : {1, 2, 5})
+        for (const int64_t queries : {1, 2, 7}) {
+          const Threads scope(threads);
+          const Selection few = of_last(queries);
+          for (int64_t set = 0; set < c.s.sets; ++set)
+            for (int64_t t = 0; t < queries; ++t)
+              CHECK(chosen(few, set, t) == chosen(many, set, 32 - queries + t));
+        }
+    }
+  });
+}
+
 TEST_CASE("k of every policy follows its formula, within its bounds", "[indexer]") {
   Context ctx(kTestScratch);
   for_each_value<BudgetPolicy>([&](BudgetPolicy policy) {

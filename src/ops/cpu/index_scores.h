@@ -91,44 +91,109 @@ struct ScoreWork {
   }
 };
 
-/// scores[i][c] = I of query t0 + i and its candidate c, for queries [t0, t0 + count) with one first key,
-/// count
-/// <= kScoreQueries, and all candidates of the last of them.
-template <class T>
-void score_queries(const Index<T>& p, const ScoreWork<T>& w, int64_t set, int64_t t0, int64_t count) {
+/// max(x, 0) or sigmoid(x); NaN stays NaN.
+template <class T, class V>
+inline V activated(const Index<T>& p, V u) {
   using A = accumulate_t<T>;
-  constexpr int64_t W = Simd<A>::kWidth;
-  const int64_t lanes = padded(count, W), depth = w.padded_depth(p), stride = head_stride(p.depth),
-                head0 = set * p.per_set(), n = p.candidates(t0 + count - 1);
-  for (int64_t j = 0; j < p.per_set(); ++j) {
-    const T* rows[kScoreQueries];
-    for (int64_t i = 0; i < count; ++i) rows[i] = p.q + ((t0 + i) * p.heads + head0 + j) * p.depth;
-    pack_transposed(w.q_t + j * depth * kLaneStride, rows, count, lanes, p.depth, depth, p.scale);
-    for (int64_t i = 0; i < lanes; ++i)
-      w.weights[j * kScoreQueries + i] = i < count ? p.head_weight(t0 + i, head0 + j) : A(0);
+  return p.activation == IndexActivation::sigmoid ? sigmoid_vec<A>(u) : (u <= A(0) ? V{} : u);
+}
+
+/// Scores of queries [t0, t0 + count) with one first key, count <= kScoreQueries. scores[i][c], rows w.row
+/// apart: I of query t0 + i and its candidate c.
+template <class T>
+class QueryScores {
+ public:
+  using A = accumulate_t<T>;
+  static constexpr int64_t W = Simd<A>::kWidth;
+
+  QueryScores(const Index<T>& p, const ScoreWork<T>& w, int64_t set, int64_t t0, int64_t count)
+      : p_(p),
+        w_(w),
+        t0_(t0),
+        count_(count),
+        per_set_(p.per_set()),
+        head0_(set * per_set_),
+        depth_(w.padded_depth(p)),
+        pairs_(count * per_set_ <= kLanes && padded(count * per_set_, W) < per_set_ * padded(count, W)),
+        lanes_(padded(pairs_ ? count * per_set_ : count, W)) {
+    pairs_ ? load_pairs() : load_heads();
   }
-  for (int64_t c0 = 0; c0 < n; c0 += kKeys) {
-    const int64_t here = std::min(kKeys, n - c0);
-    for (int64_t c = 0; c < here; ++c)
-      convert_row(w.keys + c * stride, p.k + (p.first(t0) + (c0 + c) * p.block) * p.depth, p.depth, A(1));
-    for (int64_t j = 0; j < p.per_set(); ++j) {
-      key_scores(here, lanes, p.depth, w.keys, w.q_t + j * depth * kLaneStride, w.products);
-      const A bias = p.bias_of(head0 + j);
+
+  /// Candidates [from, to).
+  void write(A* scores, int64_t from, int64_t to) const {
+    const int64_t stride = head_stride(p_.depth);
+    for (int64_t c0 = from; c0 < to; c0 += kKeys) {
+      const int64_t here = std::min(kKeys, to - c0);
       for (int64_t c = 0; c < here; ++c)
-        for (int64_t i = 0; i < lanes; i += W) {
-          const Vec<A> u = load_vec(w.products + c * kLaneStride + i) + bias;
-          // 0 where u is not above it, but NaN stays NaN.
-          const Vec<A> act =
-              p.activation == IndexActivation::sigmoid ? sigmoid_vec<A>(u) : (u <= A(0) ? Vec<A>{} : u);
-          A* const sum = w.total + c * kLaneStride + i;
-          const Vec<A> part = load_vec(w.weights + j * kScoreQueries + i) * act;
+        convert_row(w_.keys + c * stride, p_.k + (p_.first(t0_) + (c0 + c) * p_.block) * p_.depth, p_.depth,
+                    A(1));
+      pairs_ ? write_pairs(scores + c0, here) : write_heads(scores + c0, here);
+    }
+  }
+
+ private:
+  const T* query(int64_t i, int64_t j) const { return p_.q + ((t0_ + i) * p_.heads + head0_ + j) * p_.depth; }
+
+  // Many queries: one head after the other, lanes are queries.
+  void load_heads() const {
+    for (int64_t j = 0; j < per_set_; ++j) {
+      const T* rows[kScoreQueries];
+      for (int64_t i = 0; i < count_; ++i) rows[i] = query(i, j);
+      pack_transposed(w_.q_t + j * depth_ * kLaneStride, rows, count_, lanes_, p_.depth, depth_, p_.scale);
+      for (int64_t i = 0; i < lanes_; ++i)
+        w_.weights[j * kScoreQueries + i] = i < count_ ? p_.head_weight(t0_ + i, head0_ + j) : A(0);
+    }
+  }
+  void write_heads(A* scores, int64_t here) const {
+    for (int64_t j = 0; j < per_set_; ++j) {
+      key_scores(here, lanes_, p_.depth, w_.keys, w_.q_t + j * depth_ * kLaneStride, w_.products);
+      const A bias = p_.bias_of(head0_ + j);
+      for (int64_t c = 0; c < here; ++c)
+        for (int64_t i = 0; i < lanes_; i += W) {
+          const Vec<A> act = activated(p_, load_vec(w_.products + c * kLaneStride + i) + bias);
+          A* const sum = w_.total + c * kLaneStride + i;
+          const Vec<A> part = load_vec(w_.weights + j * kScoreQueries + i) * act;
           store_vec(sum, j == 0 ? part : load_vec(sum) + part);
         }
     }
-    for (int64_t i = 0; i < count; ++i)
-      for (int64_t c = 0; c < here; ++c) w.scores[i * w.row + c0 + c] = w.total[c * kLaneStride + i];
+    for (int64_t i = 0; i < count_; ++i)
+      for (int64_t c = 0; c < here; ++c) scores[i * w_.row + c] = w_.total[c * kLaneStride + i];
   }
-}
+
+  // Few queries, as in decoding: lanes are pairs of a query and a head, so that all heads are one product.
+  void load_pairs() const {
+    const T* rows[kLanes];
+    A* const bias = w_.total;
+    for (int64_t lane = 0; lane < lanes_; ++lane) {
+      const int64_t i = lane / per_set_, j = lane % per_set_;
+      if (i < count_) rows[lane] = query(i, j);
+      w_.weights[lane] = i < count_ ? p_.head_weight(t0_ + i, head0_ + j) : A(0);
+      bias[lane] = p_.bias_of(head0_ + j);
+    }
+    pack_transposed(w_.q_t, rows, count_ * per_set_, lanes_, p_.depth, depth_, p_.scale);
+  }
+  void write_pairs(A* scores, int64_t here) const {
+    const A* const bias = w_.total;
+    key_scores(here, lanes_, p_.depth, w_.keys, w_.q_t, w_.products);
+    for (int64_t c = 0; c < here; ++c) {
+      A* const row = w_.products + c * kLaneStride;
+      for (int64_t lane = 0; lane < lanes_; lane += W)
+        store_vec(row + lane,
+                  load_vec(w_.weights + lane) * activated(p_, load_vec(row + lane) + load_vec(bias + lane)));
+      for (int64_t i = 0; i < count_; ++i) {
+        A sum = row[i * per_set_];
+        for (int64_t j = 1; j < per_set_; ++j) sum += row[i * per_set_ + j];
+        scores[i * w_.row + c] = sum;
+      }
+    }
+  }
+
+  const Index<T>& p_;
+  const ScoreWork<T>& w_;
+  int64_t t0_, count_, per_set_, head0_, depth_;
+  bool pairs_;
+  int64_t lanes_;
+};
 
 // ---- the largest k, ties to the last ----
 

@@ -133,18 +133,43 @@ void select_t(Context& ctx, const Selection& out, const IndexInputs& in, const B
 
   const int64_t blocks = (p.tq + kScoreQueries - 1) / kScoreQueries;
   const int64_t team = std::clamp<int64_t>(p.tq * p.tk / p.block * p.heads * p.depth / 500000, 1, threads);
-#pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast <int>(team))
-  for (int64_t task = 0; task < blocks * p.sets; ++task) {
-    const int64_t me = omp_get_thread_num(), set = task % p.sets;
-    const int64_t begin = (blocks - 1 - task / p.sets) * kScoreQueries,
+  const auto choice_of = [&](int64_t me) { return ChoiceWork<A>{undecided + me * n_max, bins + me * n_max}; };
+  /// Calls f(set, t0, count) for the queries of a task, together where they have one first key.
+  const auto for_queries = [&](int64_t task, const auto& f) {
+    const int64_t set = task % p.sets, begin = (blocks - 1 - task / p.sets) * kScoreQueries,
                   end = std::min(begin + kScoreQueries, p.tq);
-    const ScoreWork<T> w(work + me * work_size, p);
     for (int64_t t0 = begin, t1 = begin; t0 < end; t0 = t1) {
       while (t1 < end && p.first(t1) == p.first(t0)) ++t1;
-      score_queries(p, w, set, t0, t1 - t0);
-      for (int64_t t = t0; t < t1; ++t)
-        select_query(set, t, w.scores + (t - t0) * w.row, {undecided + me * n_max, bins + me * n_max});
+      f(set, t0, t1 - t0);
     }
+  };
+  const int64_t tasks = blocks * p.sets;
+  if (tasks >= team) {
+#pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast <int>(team))
+    for (int64_t task = 0; task < tasks; ++task) {
+      const int64_t me = omp_get_thread_num();
+      const ScoreWork<T> w(work + me * work_size, p);
+      for_queries(task, [&](int64_t set, int64_t t0, int64_t queries) {
+        QueryScores<T>(p, w, set, t0, queries).write(w.scores, 0, p.candidates(t0 + queries - 1));
+        for (int64_t t = t0; t < t0 + queries; ++t)
+          select_query(set, t, w.scores + (t - t0) * w.row, choice_of(me));
+      });
+    }
+  } else {  // few queries: threads share their candidates
+    for (int64_t task = 0; task < tasks; ++task)
+      for_queries(task, [&](int64_t set, int64_t t0, int64_t queries) {
+        const ScoreWork<T> all(work, p);
+        const int64_t n = p.candidates(t0 + queries - 1), part = padded((n + team - 1) / team, kKeys);
+#pragma omp parallel for schedule(static, 1) num_threads(static_cast <int>(team))
+        for (int64_t me = 0; me < team; ++me) {
+          const ScoreWork<T> w(work + me * work_size, p);
+          if (me * part < n)
+            QueryScores<T>(p, w, set, t0, queries).write(all.scores, me * part, std::min(n, (me + 1) * part));
+        }
+#pragma omp parallel for schedule(static, 1) num_threads(static_cast <int>(std::min(team, queries)))
+        for (int64_t t = t0; t < t0 + queries; ++t)
+          select_query(set, t, all.scores + (t - t0) * all.row, choice_of(omp_get_thread_num()));
+      });
   }
   if (not_a_number) fail(ExitCode::numeric, "{}: a score of the indexer is not a number", where);
   if (!sums) return;
