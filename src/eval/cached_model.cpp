@@ -185,19 +185,7 @@ std::span<const float> CachedModel::prefill(int64_t sequence, std::span<const in
   }
 }
 
-std::span<const float> CachedModel::step_apart(std::span<const Next> next) {
-  std::vector<float> all;
-  for (const Next& n : next) {
-    const std::span<const float> logits = prefill(n.sequence, std::span(&n.token, 1));
-    all.insert(all.end(), logits.begin(), logits.end());
-  }
-  logits_ = std::move(all);
-  return logits_;
-}
-
 std::span<const float> CachedModel::step(std::span<const Next> next) {
-  // Sparse attention selects keys for the tokens of one sequence.
-  if (trained_.config().model.attention.kind == AttentionKind::sparse) return step_apart(next);
   const auto count = static_cast<int64_t>(next.size());
   Pass& each = pass(count, true);
   stepping_.clear();

@@ -56,7 +56,6 @@ class CachedModel {
   struct Pass;  // memory of a pass over some rows
   Pass& pass(int64_t rows, bool each);
   std::span<const float> read_logits(Pass& pass);
-  std::span<const float> step_apart(std::span<const Next> next);
   int64_t rows_of_chunk(int64_t length, int64_t left) const;
   void forward_chunk(Pass& pass, KeyValueCache& cache, std::span<const int32_t> tokens);
 

@@ -82,8 +82,7 @@ Indexer::Saved Indexer::make_saved(Arena& arena, const std::string& name, int64_
   return s;
 }
 
-void Indexer::forward(Context& ctx, const Tensor& x, const Sequence& sequence, int64_t layer,
-                      Saved& s) const {
+void Indexer::project(Context& ctx, const Tensor& x, const Sequence& sequence, Saved& s) const {
   linear_forward(ctx, matrix(s.q), x, store_.linear(q_proj_));
   linear_forward(ctx, s.projected, x, store_.linear(k_proj_));
   if (w_proj_) linear_forward(ctx, s.w, x, store_.linear(*w_proj_));
@@ -94,8 +93,11 @@ void Indexer::forward(Context& ctx, const Tensor& x, const Sequence& sequence, i
     rope_forward(ctx, s.q, s.q, sequence.positions, sequence.index_cos, sequence.index_sin);
     rope_forward(ctx, heads, heads, sequence.positions, sequence.index_cos, sequence.index_sin);
   }
+}
+
+void Indexer::keep(Context& ctx, const Sequence& sequence, int64_t layer, Saved& s) const {
   if (sequence.cache) {
-    s.k = s.means = sequence.cache->append_index_keys(ctx, layer, k);
+    s.k = s.means = sequence.cache->append_index_keys(ctx, layer, s.k);
   } else if (config_.block > 1 && !sequence.ranks) {
     block_means(ctx, s.means, s.k, sequence.first_key, config_.block);
   }

@@ -33,8 +33,11 @@ class Indexer {
   Indexer(const ModelConfig& config, ParamStore& store, const std::string& prefix);
   Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype) const;
 
-  /// s from x (T, C). With a KV cache, s.k becomes the keys of all of its tokens, in the layer's part of it.
-  void forward(Context& ctx, const Tensor& x, const Sequence& sequence, int64_t layer, Saved& s) const;
+  /// Queries, keys and head weights of s from x (T, C).
+  void project(Context& ctx, const Tensor& x, const Sequence& sequence, Saved& s) const;
+  /// What is chosen from: with a KV cache, s.k becomes the keys of all of its tokens, in the layer's part of
+  /// it; else the means of blocks.
+  void keep(Context& ctx, const Sequence& sequence, int64_t layer, Saved& s) const;
   /// The chosen keys of s, for queries (T) among keys (Tk); `sums` as select_keys.
   void select(Context& ctx, const Selection& out, const Sequence& sequence, const Saved& s,
               const Tensor& sums) const;

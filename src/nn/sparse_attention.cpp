@@ -53,13 +53,43 @@ SparseAttention::Saved SparseAttention::make_saved(Arena& arena, const std::stri
 
 void SparseAttention::forward(Context& ctx, const Heads& heads, const Sequence& sequence,
                               const FusedGate& gate, Saved& s) const {
-  if (!sequence.caches.empty())
-    fail(ExitCode::usage, "attention: sparse attention takes the tokens of one sequence at a time");
   if (sequence.zeroing)
     fail(ExitCode::usage, "attention: values of first tokens are zeroed with kinds softmax and sink only");
+  indexer_.project(ctx, heads.x, sequence, s.index);
+  if (sequence.caches.empty()) return attend(ctx, heads, sequence, gate, s);
+  // Row i is the next token of the sequence whose earlier keys and values are in caches[i].
+  ScratchScope t(ctx.scratch);
+  const Tensor lse = t.alloc("attention.lse", s.lse.dtype, {heads_, 1}),
+               z0 = t.alloc("attention.z0", s.lse.dtype, {heads_, 1});
+  for (int64_t i = 0; i < std::ssize(sequence.caches); ++i) {
+    const auto row = [&](const Tensor& all) { return all.empty() ? all : all.rows(i, 1); };
+    Sequence own = sequence;
+    own.cache = sequence.caches[static_cast<size_t>(i)];
+    own.caches = {};
+    own.positions = row(sequence.positions);
+    own.first_key = row(sequence.first_key);
+    Heads token = {row(heads.q), row(heads.k), row(heads.v)};
+    own.cache->append(ctx, layer_, token.k, token.v);
+    FusedGate own_gate = gate;
+    own_gate.logits = row(gate.logits);
+    own_gate.y = row(gate.y);
+    Saved out = s;
+    out.o = row(s.o);
+    out.y = row(s.y);
+    out.lse = lse;
+    out.z0 = z0;
+    out.index.q = row(s.index.q);
+    out.index.k = row(s.index.k);
+    out.index.w = row(s.index.w);
+    attend(ctx, token, own, own_gate, out);
+  }
+}
+
+void SparseAttention::attend(Context& ctx, const Heads& heads, const Sequence& sequence,
+                             const FusedGate& gate, const Saved& s) const {
   ScratchScope t(ctx.scratch);
   Indexer::Saved index = s.index;
-  indexer_.forward(ctx, heads.x, sequence, layer_, index);
+  indexer_.keep(ctx, sequence, layer_, index);
   const AttentionInputs in = inputs(heads, sequence);
   const AttentionState out = {s.o, s.lse, s.z0};
   if (sequence.dense_warm_up) {

@@ -48,6 +48,9 @@ class SparseAttention {
   const Indexer& indexer() const { return indexer_; }
 
  private:
+  /// With what the indexer has projected.
+  void attend(Context& ctx, const Heads& heads, const Sequence& sequence, const FusedGate& gate,
+              const Saved& s) const;
   AttentionInputs inputs(const Heads& heads, const Sequence& sequence) const;
 
   ParamStore& store_;

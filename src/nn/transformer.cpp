@@ -80,6 +80,9 @@ void Transformer::forward_each(Context& ctx, const Batch& batch, Saved& s,
   check_batch("Transformer::forward_each", batch, s, nullptr);
   Sequence tokens = sequence(batch, nullptr, nullptr);
   tokens.caches = caches;
+  for (int64_t i = 0; i < count; ++i)
+    if (const KeyValueCache& cache = *caches[static_cast<size_t>(i)]; cache.first_key)
+      copy(ctx, cache.first_key.rows(cache.length, 1), batch.first_key.rows(i, 1));
   forward(ctx, batch, tokens, {}, s);
   for (KeyValueCache* cache : caches) ++cache->length;
 }
