@@ -29,6 +29,7 @@ struct RopeScalingConfig {
   double beta_fast = 32.0;
   double beta_slow = 1.0;
   bool truncate = true;
+  std::optional<double> attention_factor = {};
 
   template <class V>
   void fields(V& f) {
@@ -40,6 +41,9 @@ struct RopeScalingConfig {
       "YaRN: dimensions that rotate more often than this within the original length keep their frequency");
     f("beta_slow", beta_slow,
       "YaRN: dimensions that rotate less often than this within the original length are fully interpolated");
+    f("attention_factor", attention_factor,
+      "YaRN: cosines and sines are multiplied by this, so attention's logits by its square; null: 0.1 "
+      "ln(factor) + 1; 1: not at all");
     f("truncate", truncate,
       "YaRN: round the two dimensions at which interpolation begins and is full outwards to whole numbers "
       "(false: gpt-oss)");

@@ -80,6 +80,8 @@ void check_rope(const ModelConfig& m, Checks& check) {
       "are stretched");
   check.size("model.rope.scaling.original_max_position_embeddings", scaling.original_max_position_embeddings);
   check.positive("model.rope.scaling.beta_slow", scaling.beta_slow);
+  if (scaling.attention_factor)
+    check.positive("model.rope.scaling.attention_factor", *scaling.attention_factor);
   check.require(scaling.beta_fast > scaling.beta_slow,
                 {"model.rope.scaling.beta_fast", "model.rope.scaling.beta_slow"},
                 fmt::format("model.rope.scaling.beta_fast = {} must be greater than beta_slow = {}",

@@ -77,6 +77,8 @@ nlohmann::json common_keys(const Config& config, std::optional<int32_t> end_of_d
                          {"beta_fast", scaling.beta_fast},
                          {"beta_slow", scaling.beta_slow}};
   if (scaling.type == RopeScalingType::yarn && !scaling.truncate) j["rope_scaling"]["truncate"] = false;
+  if (scaling.type == RopeScalingType::yarn && scaling.attention_factor)
+    j["rope_scaling"]["attention_factor"] = *scaling.attention_factor;
   return j;
 }
 

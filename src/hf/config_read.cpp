@@ -31,7 +31,7 @@ struct Rope {
     return type == o.type && (theta == o.theta || !theta || !o.theta) && scaling.factor == o.scaling.factor &&
            scaling.original_max_position_embeddings == o.scaling.original_max_position_embeddings &&
            scaling.beta_fast == o.scaling.beta_fast && scaling.beta_slow == o.scaling.beta_slow &&
-           scaling.truncate == o.scaling.truncate;
+           scaling.attention_factor == o.scaling.attention_factor && scaling.truncate == o.scaling.truncate;
   }
 };
 
@@ -160,8 +160,8 @@ class Reading {
            from.name("rope_theta"), *rope.theta);
     spelled("model.rope.theta", from, "rope_theta");
     out.scaling = rope.scaling;
-    for (const char* key :
-         {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate"})
+    for (const char* key : {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow",
+                            "attention_factor", "truncate"})
       spelled("model.rope.scaling." + std::string(key), inner, key);
     spelled("model.rope.scaling.type", inner, inner.find("type") ? "type" : "rope_type");
   }
@@ -206,18 +206,12 @@ class Reading {
     if (out.factor < 1) s.refuse("factor", "at least 1");
     out.beta_fast = s.positive("beta_fast", out.beta_fast);
     out.beta_slow = s.positive("beta_slow", out.beta_slow);
-    // In Sluice the scale of cosines and sines follows from the factor.
     const auto stretch = [&](double scale) { return 0.1 * scale * std::log(out.factor) + 1; };
     const double mscale = s.number("mscale", 0), all = s.number("mscale_all_dim", 0);
     const double usual = mscale != 0 && all != 0 ? stretch(mscale) / stretch(all) : stretch(1);
     const double stretched = s.number("attention_factor", usual);
-    if (!(std::abs(stretched - stretch(1)) <= 1e-6 * stretch(1))) {
-      const char* key = s.find("attention_factor") ? "attention_factor" : "mscale";
-      unsupported(
-          s.name(key), *s.find(key), "model.rope.scaling",
-          fmt::format("cosines and sines are scaled by {:.6g}, in Sluice by 0.1 ln(factor) + 1 = {:.6g}",
-                      stretched, stretch(1)));
-    }
+    if (!(stretched > 0)) s.refuse("attention_factor", "above 0");
+    if (std::abs(stretched - stretch(1)) > 1e-6 * stretch(1)) out.attention_factor = stretched;
     out.truncate = s.boolean("truncate", true);
     return out;
   }

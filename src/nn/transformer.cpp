@@ -178,7 +178,8 @@ void Transformer::allocate_tables(Context& ctx, Arena& arena, DType dtype, int64
          .original_max_position_embeddings = static_cast<double>(scaling.original_max_position_embeddings),
          .beta_fast = scaling.beta_fast,
          .beta_slow = scaling.beta_slow,
-         .truncate = scaling.truncate});
+         .truncate = scaling.truncate,
+         .attention_factor = scaling.attention_factor});
     host_cos.write_back();
     host_sin.write_back();
   };

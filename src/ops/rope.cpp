@@ -52,7 +52,7 @@ void rope_table(Tensor cos, Tensor sin, double theta, const RopeScaling& scaling
   if (!cos.data) return;  // a measuring arena
   const int64_t positions = cos.dim(0), half = cos.dim(1);
   const double head_dim = 2.0 * static_cast<double>(half),
-               m = scaling.yarn ? 0.1 * std::log(scaling.factor) + 1 : 1;
+               m = scaling.yarn ? scaling.attention_factor.value_or(0.1 * std::log(scaling.factor) + 1) : 1;
   for (int64_t i = 0; i < half; ++i) {
     double frequency = std::pow(theta, -2.0 * static_cast<double>(i) / head_dim);
     if (scaling.yarn) {

@@ -1,6 +1,8 @@
 #pragma once
 // Rotary position embedding (Su et al. 2021), rotate-half form: pairs (i, i + D/2), with YaRN scaling (Peng
-// et al. 2023; README.md). cos and sin already hold YaRN's attention factor m = 0.1 ln(s) + 1.
+// et al. 2023; README.md). cos and sin already hold YaRN's attention factor m.
+#include <optional>
+
 #include "core/context.h"
 
 namespace sluice {
@@ -11,6 +13,7 @@ struct RopeScaling {
   double original_max_position_embeddings = 4096;  // positions of the unscaled model
   double beta_fast = 32.0, beta_slow = 1.0;        // rotations at the ends of the ramp
   bool truncate = true;                            // the ramp's ends are rounded outwards to whole dimensions
+  std::optional<double> attention_factor = {};     // of cosines and sines; empty: 0.1 ln(factor) + 1
 };
 
 /// Fills the rotation table for positions [0, positions): cos, sin (positions, D/2) f32, or f64 for an f64

@@ -132,13 +132,17 @@ TEST_CASE("both spellings of the rotary keys are equivalent", "[hf_config]") {
           with(llama(), {{"rope_scaling", yarn}, {"rope_parameters", {{"rope_type", "default"}}}}).dump()),
       Contains("both present and differ"));
   // 0.1 ln 4 + 1 corresponds to factor 4.
-  CHECK(f.read(with(llama(), {{"rope_scaling", with(yarn, {{"attention_factor", 0.1 * std::log(4.0) + 1}})}}))
-            .unsupported.empty());
-  CHECK_THAT(unsupported(f.read(with(llama(), {{"rope_scaling", with(yarn, {{"attention_factor", 1.0}})}}))),
-             Contains("rope_scaling.attention_factor = 1.0") && Contains("[model.rope.scaling]"));
-  CHECK_THAT(unsupported(f.read(
-                 with(llama(), {{"rope_scaling", with(yarn, {{"mscale", 1.0}, {"mscale_all_dim", 0.7}})}}))),
-             Contains("rope_scaling.mscale = 1.0"));
+  const auto scale = [&](const nlohmann::json& more) {
+    const HfModel m = f.read(with(llama(), {{"rope_scaling", with(yarn, more)}}));
+    CHECK(m.unsupported.empty());
+    return m.model.rope.scaling.attention_factor;
+  };
+  CHECK(scale({{"attention_factor", 0.1 * std::log(4.0) + 1}}) == std::nullopt);
+  CHECK(scale({{"attention_factor", 1.0}}) == 1.0);
+  CHECK(scale({{"mscale", 1.0}, {"mscale_all_dim", 1.0}}) == 1.0);  // as of DeepSeek-V3
+  CHECK(*scale({{"mscale", 1.0}, {"mscale_all_dim", 0.7}}) ==
+        Approx((0.1 * std::log(4.0) + 1) / (0.07 * std::log(4.0) + 1)));
+  CHECK(f.refusal(with(llama(), {{"rope_scaling", with(yarn, {{"attention_factor", 0.0}})}}).dump()) != "");
   for (const char* type : {"llama3", "linear", "dynamic", "longrope"})
     CHECK_THAT(unsupported(f.read(with(llama(), {{"rope_scaling", {{"rope_type", type}, {"factor", 8.0}}}}))),
                Contains(fmt::format("rope_scaling.rope_type = \"{}\"", type)));
@@ -323,7 +327,7 @@ Config full() {
   Config config;
   ModelConfig& m = config.model;
   m.vocab_size = 300;
-  m.rope.scaling = {RopeScalingType::yarn, 2.0, 64, 30.0, 2.0, false};
+  m.rope.scaling = {RopeScalingType::yarn, 2.0, 64, 30.0, 2.0, false, 1.25};
   m.attention.gates = {GateConfig{},
                        GateConfig{GatePosition::value, GateGranularity::headwise, GateSharing::shared,
                                   GateCombine::add, GateActivation::silu, GateInput::none}};

@@ -215,7 +215,8 @@ TEST_CASE("the gradient of the input of an indexer that is not detached equals c
     Indexer::Saved s = indexer.make_saved(memory, "indexer", T, DType::f64);
     const auto loss = [&] {
       fill(ctx, load.sums, 0);
-      indexer.forward(ctx, x, sequence, 0, s);
+      indexer.project(ctx, x, sequence, s);
+      indexer.keep(ctx, sequence, 0, s);
       Into into = Into::overwrite;
       const Tensor other = pool.zeros(DType::f64, {T, 6});
       indexer.backward(ctx, other, into, x, sequence, target, nullptr, 0, s);

@@ -2,7 +2,9 @@
 
 #include <catch2/catch.hpp>
 #include <cstring>
+#include <nlohmann/json.hpp>
 
+#include "core/io.h"
 #include "support/gradcheck.h"
 
 using namespace sluice;
@@ -108,6 +110,35 @@ TEST_CASE("YaRN keeps fast dimensions, divides slow ones and multiplies cos and 
     const double ramp = std::clamp((static_cast<double>(i) - 23) / (40 - 23), 0.0, 1.0);
     INFO("dimension " << i);
     CHECK(ratio == Approx(ramp / 4 + 1 - ramp).epsilon(1e-9));
+  }
+}
+
+TEST_CASE("YaRN's tables are those of transformers, with its factor of cosines and sines and without",
+          "[rope]") {
+  const auto golden = nlohmann::json::parse(io::read_file(SLUICE_SOURCE_DIR "/tests/golden/yarn.json"));
+  REQUIRE(golden["cases"].size() == 10);
+  for (const nlohmann::json& c : golden["cases"]) {
+    RopeScaling scaling = {.yarn = true,
+                           .factor = c["factor"],
+                           .original_max_position_embeddings = c["original"],
+                           .truncate = c.value("truncate", true)};
+    if (c.contains("attention_factor")) scaling.attention_factor = c["attention_factor"].get<double>();
+    const int64_t half = c["head_dim"].get<int64_t>() / 2, late = 1000;
+    Pool pool(12);
+    const Table table(pool, DType::f64, late + 1, 2 * half, c["theta"], scaling);
+    const double m = c["cos_and_sin"];
+    INFO("head_dim " << 2 * half << ", factor " << scaling.factor << ", m " << m);
+    REQUIRE(std::ssize(c["frequencies"]) == half);
+    for (int64_t i = 0; i < half; ++i)
+      for (const int64_t position : {int64_t{1}, late}) {
+        // transformers computes frequencies in f32.
+        const double angle =
+            static_cast<double>(position) * c["frequencies"][static_cast<size_t>(i)].get<double>();
+        CHECK(Pool::get(table.cos, position * half + i) ==
+              Approx(m * std::cos(angle)).margin(3e-7 * angle + 1e-9));
+        CHECK(Pool::get(table.sin, position * half + i) ==
+              Approx(m * std::sin(angle)).margin(3e-7 * angle + 1e-9));
+      }
   }
 }
 

@@ -13,7 +13,7 @@ class SluiceConfig(PreTrainedConfig):
     indexer, k and more), window, window_pattern, gates (a list of position, granularity, heads, combine,
     activation, input, input_channels, bias), exclusive, output_norm, output_activation, switch_heads.
     rope_parameters: rope_type (default or yarn), rope_theta, and YaRN's factor,
-    original_max_position_embeddings, beta_fast, beta_slow, truncate; the older keys
+    original_max_position_embeddings, beta_fast, beta_slow, attention_factor, truncate; the older keys
     rope_theta and rope_scaling are read as well. attention_bias: of the four projections of attention;
     moe_bias: of the router and the experts; swiglu_limit: of the experts' SwiGLU, gpt-oss's where it is given.
     """

@@ -94,7 +94,8 @@ class SluiceRotaryEmbedding(nn.Module):
             for i in range(dim // 2):
                 ramp = min(max((i - low) / (high - low), 0.0), 1.0)
                 frequency[i] = frequency[i] / factor * ramp + frequency[i] * (1 - ramp)
-            self.scale = 0.1 * math.log(factor) + 1
+            scale = rope.get("attention_factor")
+            self.scale = 0.1 * math.log(factor) + 1 if scale is None else scale
         self.frequency = frequency
 
     def forward(self, x, position_ids):
