@@ -11,14 +11,17 @@
 #include <map>
 #include <memory>
 
+#include "comm/reduce.h"
 #include "commands.h"
 #include "config/derived.h"
 #include "config/scalars.h"
-#include "core/cores.h"
 #include "core/io.h"
 #include "core/steady_clock.h"
 #include "eval/trained_model.h"
+#include "ranks.h"
+#include "run/rank_threads.h"
 #include "run/signals.h"
+#include "run/start_facts.h"
 #include "validation_sets.h"
 
 namespace sluice {
@@ -210,78 +213,113 @@ std::string paper_rows(const nlohmann::ordered_json& summary) {
              : "\nThe paper's 1.7B models (Qiu et al. 2025, table 5; 13 tasks), not this program's:\n" + text;
 }
 
-void run(const RulerCommand& c, int& exit_code) {
+/// What all ranks have in common.
+struct Inputs {
+  CheckpointInfo checkpoint;
+  std::unique_ptr<TrainedModel> trained;
+  RulerTexts texts;
+  std::vector<RulerCell> cells;
+  int64_t longest = 0;
+  nlohmann::ordered_json header;  // what the answers depend on
+};
+
+/// Into `in`, which stays where it is: the prompts are made from its texts.
+void read_inputs(Inputs& in, StartFacts& facts, const RulerCommand& c) {
+  state_program(facts);
   if (c.together < 1 || c.chunk < 1 || c.samples < 1)
     fail(ExitCode::usage, "--samples, --together and --chunk must be at least 1");
   if (!c.prompts.empty()) refuse_of_generated(c);
-  const CheckpointInfo checkpoint = find_checkpoint(c.path);
-  const std::vector<std::string> overrides = yarn_overrides(checkpoint_config(checkpoint, c.device), c.yarn);
-  const TrainedModel trained(checkpoint, c.chunk, c.device, c.tokenizer, overrides);
-  use_threads(trained.config().train.threads);
-  const auto begin = trained.config().data.begin_token;
-  const RulerTexts texts = texts_of(c);
-  const std::vector<RulerCell> cells = c.prompts.empty()
-                                           ? generated_cells(c, texts, trained.tokenizer(), begin.has_value())
-                                           : file_cells(c, trained.tokenizer(), begin.has_value());
-  int64_t longest = 0;
-  for (const RulerCell& cell : cells) longest = std::max(longest, cell.length);
-  if (const int64_t positions = max_positions(trained.config()); longest > positions && c.prompts.empty())
+  in.checkpoint = find_checkpoint(c.path);
+  const std::vector<std::string> overrides =
+      yarn_overrides(checkpoint_config(in.checkpoint, c.device), c.yarn);
+  in.trained = std::make_unique<TrainedModel>(in.checkpoint, c.chunk, c.device, c.tokenizer, overrides);
+  const TrainedModel& trained = *in.trained;
+  const bool begins = trained.config().data.begin_token.has_value();
+  in.texts = texts_of(c);
+  in.cells = c.prompts.empty() ? generated_cells(c, in.texts, trained.tokenizer(), begins)
+                               : file_cells(c, trained.tokenizer(), begins);
+  for (const RulerCell& cell : in.cells) in.longest = std::max(in.longest, cell.length);
+  if (const int64_t positions = max_positions(trained.config()); in.longest > positions && c.prompts.empty())
     fail(ExitCode::usage, "--lengths {}: {} tokens are more than the model's {} positions; {}", c.lengths,
-         longest, positions, stretching(trained.config(), c.yarn, longest));
-  longest = std::min(longest, max_positions(trained.config()));
+         in.longest, positions, stretching(trained.config(), c.yarn, in.longest));
+  in.longest = std::min(in.longest, max_positions(trained.config()));
+  in.header = {{"schema", 1},
+               {"run", trained.config().name},
+               {"step", in.checkpoint.step},
+               {"checkpoint", content_hash({in.checkpoint.path + "/MANIFEST.json"})},
+               {"yarn", c.yarn},
+               {"seed", c.seed},
+               {"texts", in.texts.fingerprint()},
+               {"prompts", content_hash(c.prompts)},
+               {"tokenizer", trained.tokenizer().fingerprint()}};
+  facts.set("what the answers depend on", in.header.dump());
+  std::string cells;
+  for (const RulerCell& cell : in.cells)
+    cells += fmt::format(" {}/{}/{}", name(cell.task), cell.length, cell.samples);
+  facts.set("tasks, lengths and samples", cells);
+  state_device(facts, trained.config());
+}
 
-  const nlohmann::ordered_json header = {{"schema", 1},
-                                         {"run", trained.config().name},
-                                         {"step", checkpoint.step},
-                                         {"checkpoint", content_hash({checkpoint.path + "/MANIFEST.json"})},
-                                         {"yarn", c.yarn},
-                                         {"seed", c.seed},
-                                         {"texts", texts.fingerprint()},
-                                         {"prompts", content_hash(c.prompts)},
-                                         {"tokenizer", trained.tokenizer().fingerprint()}};
+void run(const RulerCommand& c, Communicator& ranks, int& exit_code) {
+  const bool leads = ranks.rank() == 0;
+  if (!leads) spdlog::set_level(spdlog::level::err);  // warnings come from rank 0
+  Inputs in;
+  agree_on_start(ranks, [&](StartFacts& facts) { read_inputs(in, facts, c); });
+  const TrainedModel& trained = *in.trained;
+  use_threads(trained.config().train.threads, ranks);
+  const auto begin = trained.config().data.begin_token;
   const std::string folder = output_folder(c);
-  io::make_directories(folder);
   const std::string base =
-      fmt::format("{}/step_{:08}{}{}", folder, checkpoint.step,
+      fmt::format("{}/step_{:08}{}{}", folder, in.checkpoint.step,
                   c.yarn == 1 ? "" : fmt::format("_yarn{:g}", c.yarn), c.prompts.empty() ? "" : "_given");
-  RulerResults results(base + ".jsonl", header);
-  CachedModel model(trained, {.context = longest, .sequences = c.together, .chunk = c.chunk});
+  if (leads) io::make_directories(folder);
+  const auto open = [&] { return std::make_unique<RulerResults>(base + ".jsonl", in.header, ranks.rank()); };
+  std::unique_ptr<RulerResults> opened;
+  if (leads) opened = open();
+  ranks.barrier();
+  if (!leads) opened = open();
+  RulerResults& results = *opened;
+  const auto known = static_cast<std::ptrdiff_t>(results.answers().size());
+  CachedModel model(trained, {.context = in.longest, .sequences = c.together, .chunk = c.chunk});
 
   const StopSignals signals;
   const double start = steady_seconds();
   std::map<std::pair<RulerTask, int64_t>, std::pair<int64_t, double>> done;
-  int64_t answered = 0, tokens = 0;
   const auto progress = [&](const RulerAnswer& a) {
     auto& [count, score] = done[{a.task, a.length}];
-    ++count, ++answered;
+    ++count;
     score += a.score;
-    tokens += a.tokens;
-    if (count % 25 == 0)
-      fmt::print(stderr, "{} {}: {} answers, {:.1f}%\n", name(a.task), a.length, count,
-                 100 * score / static_cast<double>(count));
+    if (count % 25 == 0 && leads)
+      fmt::print(stderr, "{} {}: {} answers{}, {:.1f}%\n", name(a.task), a.length, count,
+                 ranks.size() > 1 ? " of rank 0" : "", 100 * score / static_cast<double>(count));
   };
-  const bool complete = run_ruler(model, trained.tokenizer(),
+  const bool stopped = !run_ruler(model, trained.tokenizer(),
                                   begin ? std::optional<int32_t>(static_cast<int32_t>(*begin)) : std::nullopt,
-                                  cells, results, progress, [&] { return signals.requested(); });
+                                  in.cells, {.rank = ranks.rank(), .ranks = ranks.size()}, results, progress,
+                                  [&] { return signals.requested(); });
+  const bool incomplete = any_rank(ranks, stopped);
+  if (incomplete) exit_code = static_cast<int>(ExitCode::preempted);
+  if (!leads) return;
+  results.take_over();
   std::vector<RulerAnswer> asked;  // of this call: the file may hold more
   for (const RulerAnswer& a : results.answers())
-    for (const RulerCell& cell : cells)
+    for (const RulerCell& cell : in.cells)
       if (a.task == cell.task && a.length == cell.length && a.sample < cell.samples) asked.push_back(a);
-  const nlohmann::ordered_json summary = ruler_summary(asked, header);
+  const nlohmann::ordered_json summary = ruler_summary(asked, in.header);
   io::write_file_atomic(base + ".json", summary.dump(1) + "\n");
   if (c.json) {
     fmt::print("{}\n", summary.dump());
   } else {
-    fmt::print("{}  step {}: share of references found, percent\n\n{}{}", checkpoint.path, checkpoint.step,
-               ruler_table(summary), paper_rows(summary));
+    fmt::print("{}  step {}: share of references found, percent\n\n{}{}", in.checkpoint.path,
+               in.checkpoint.step, ruler_table(summary), paper_rows(summary));
+    const auto answered = std::ssize(results.answers()) - known;
+    int64_t tokens = 0;
+    for (auto a = results.answers().begin() + known; a != results.answers().end(); ++a) tokens += a->tokens;
     if (const double seconds = steady_seconds() - start; answered > 0)
       fmt::print("\n{} answers in {:.0f} s ({:.0f} tokens of prompts per second); kept in {}.jsonl\n",
                  answered, seconds, static_cast<double>(tokens) / seconds, base);
   }
-  if (!complete) {
-    spdlog::warn("stopped by {}; the same command goes on", signals.name());
-    exit_code = static_cast<int>(ExitCode::preempted);
-  }
+  if (incomplete) spdlog::warn("stopped by {}; the same command goes on", signals.name());
 }
 
 }  // namespace
@@ -331,12 +369,14 @@ void add_ruler_command(Command& app, int& exit_code) {
   add_tokenizer_option(*command, c->tokenizer);
   command->add_flag("--json", c->json, "print the summary as one line of JSON");
   command->footer(
-      "Every answer is kept at once: the same command goes on where it was stopped.\n"
+      "Every answer is kept at once: the same command goes on where it was stopped. Under mpirun the ranks\n"
+      "divide the prompts.\n"
       "Examples:\n"
       "  sluice ruler runs/gated --lengths 1k,2k,4k --haystack essays.txt\n"
       "  sluice ruler runs/gated --lengths 8k --yarn 4 --tasks niah_single_1,vt --samples 500\n"
       "  sluice ruler runs/gated --prompts ruler/4096/niah_single_1/validation.jsonl\n");
-  command->callback([c, &exit_code] { run(*c, exit_code); });
+  command->callback(
+      [c, &exit_code] { run_as_rank([&](Communicator& ranks) { run(*c, ranks, exit_code); }); });
 }
 
 }  // namespace sluice

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 
 namespace sluice {
 namespace {
@@ -25,7 +26,7 @@ std::string valid_utf8(const std::string& text) {
 }  // namespace
 
 bool run_ruler(CachedModel& model, const Tokenizer& tokenizer, std::optional<int32_t> begin_token,
-               const std::vector<RulerCell>& cells, RulerResults& results,
+               const std::vector<RulerCell>& cells, const RulerShare& share, RulerResults& results,
                const std::function<void(const RulerAnswer&)>& progress, const std::function<bool()>& stop) {
   for (const RulerCell& cell : cells) {
     std::vector<RulerItem> items;
@@ -51,7 +52,11 @@ bool run_ruler(CachedModel& model, const Tokenizer& tokenizer, std::optional<int
               [&](size_t a, size_t b) { return prompts[a].prompt < prompts[b].prompt; });
     std::vector<RulerItem> sorted_items;
     std::vector<Continuation> sorted_prompts;
-    for (const size_t i : order) {
+    const auto first_of = [&](int64_t rank) {
+      return static_cast<size_t>(std::ssize(order) * rank / share.ranks);
+    };
+    for (const size_t i :
+         std::span(order).subspan(first_of(share.rank), first_of(share.rank + 1) - first_of(share.rank))) {
       sorted_items.push_back(std::move(items[i]));
       sorted_prompts.push_back(std::move(prompts[i]));
     }

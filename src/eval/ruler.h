@@ -23,11 +23,16 @@ struct RulerCell {
   std::function<RulerPrompt(int64_t sample)> prompt;
 };
 
-/// Answers what the results lack, as many prompts at once as the model keeps sequences. `stop` is asked after
-/// each answer; false if it ended the run. `progress` is called for every answer. Error(usage): a prompt with
-/// what is generated is longer than the model's context.
+/// Of the prompts of every cell that the results lacked at the start, a part in turn.
+struct RulerShare {
+  int64_t rank = 0, ranks = 1;
+};
+
+/// Answers this share of what the results lack, as many prompts at once as the model keeps sequences. `stop`
+/// is asked after each answer; false if it ended the run. `progress` is called for every answer.
+/// Error(usage): a prompt with what is generated is longer than the model's context.
 bool run_ruler(CachedModel& model, const Tokenizer& tokenizer, std::optional<int32_t> begin_token,
-               const std::vector<RulerCell>& cells, RulerResults& results,
+               const std::vector<RulerCell>& cells, const RulerShare& share, RulerResults& results,
                const std::function<void(const RulerAnswer&)>& progress, const std::function<bool()>& stop);
 
 }  // namespace sluice

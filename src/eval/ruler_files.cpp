@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <set>
 
@@ -104,24 +105,51 @@ RulerTask task_of_file(const std::string& path) {
   fail(ExitCode::usage, "{}: name the file, or its folder, after its task: niah_single_1.jsonl", path);
 }
 
-RulerResults::RulerResults(const std::string& path, const nlohmann::ordered_json& header) : path_(path) {
-  std::string text = header.dump() + "\n";
-  if (io::exists(path)) {
-    const std::vector<std::string> lines = complete_lines(io::read_file(path));
-    if (!lines.empty() && lines[0] + "\n" != text)
-      fail(ExitCode::usage,
-           "{} has answers to other prompts or of another model: {}, not {}; give another folder with -o, or "
-           "remove it",
-           path, printable(lines[0], 600), printable(header.dump(), 600));
-    for (size_t i = 1; i < lines.size(); ++i) {
-      const std::string where = fmt::format("{}:{}", path, i + 1);
-      const RulerAnswer answer = answer_of(parse_strict_json(lines[i], where), where);
-      if (has(answer.task, answer.length, answer.sample)) continue;  // by two calls at the same time
-      answers_.push_back(answer);
-      text += lines[i] + "\n";
-    }
+RulerResults::RulerResults(const std::string& path, const nlohmann::ordered_json& header, int rank)
+    : path_(path), header_(header.dump()), kept_in_(rank == 0 ? path : fmt::format("{}.rank{}", path, rank)) {
+  if (io::exists(path_)) read(path_);
+  if (rank > 0) {
+    io::write_file_atomic(kept_in_, header_ + "\n");
+    return;
   }
-  io::write_file_atomic(path, text);
+  std::string text = header_ + "\n";
+  for (const RulerAnswer& answer : answers_) text += to_json(answer).dump() + "\n";
+  io::write_file_atomic(path_, text);
+  take_over();
+}
+
+void RulerResults::read(const std::string& path) {
+  const std::vector<std::string> lines = complete_lines(io::read_file(path));
+  if (!lines.empty() && lines[0] != header_)
+    fail(ExitCode::usage,
+         "{} has answers to other prompts or of another model: {}, not {}; give another folder with -o, or "
+         "remove it",
+         path, printable(lines[0], 600), printable(header_, 600));
+  for (size_t i = 1; i < lines.size(); ++i) {
+    const std::string where = fmt::format("{}:{}", path, i + 1);
+    const RulerAnswer answer = answer_of(parse_strict_json(lines[i], where), where);
+    if (!has(answer.task, answer.length, answer.sample))  // else by two calls at the same time
+      answers_.push_back(answer);
+  }
+}
+
+void RulerResults::take_over() {
+  const std::string folder = std::filesystem::path(path_).parent_path().string();
+  const std::string prefix = std::filesystem::path(path_).filename().string() + ".rank";
+  for (const std::string& name : io::list_directory(folder.empty() ? "." : folder)) {
+    if (!name.starts_with(prefix)) continue;
+    const std::string rank = name.substr(prefix.size());
+    if (rank.find_first_not_of("0123456789") != std::string::npos) continue;  // half written
+    const std::string part = path_ + ".rank" + rank;
+    const size_t known = answers_.size();
+    read(part);
+    std::string text;
+    for (size_t i = known; i < answers_.size(); ++i) text += to_json(answers_[i]).dump() + "\n";
+    io::OutputFile file(path_, io::OutputFile::Mode::append);
+    file.write(text);
+    file.close();
+    io::remove_file(part);
+  }
 }
 
 bool RulerResults::has(RulerTask task, int64_t length, int64_t sample) const {
@@ -131,7 +159,7 @@ bool RulerResults::has(RulerTask task, int64_t length, int64_t sample) const {
 }
 
 void RulerResults::add(const RulerAnswer& answer) {
-  io::OutputFile file(path_, io::OutputFile::Mode::append);
+  io::OutputFile file(kept_in_, io::OutputFile::Mode::append);
   file.write(to_json(answer).dump() + "\n");
   file.close();
   answers_.push_back(answer);

@@ -27,16 +27,23 @@ RulerTask task_of_file(const std::string& path);
 
 /// The file of answers: one line of JSON that says what they depend on, then one line per answer. Opening it
 /// again drops a last line that was cut short. Error(usage) if its first line differs from `header`.
+/// Where several ranks answer, each keeps its answers in a file of its own, PATH.rank1 and so on, until rank
+/// 0 takes them over: at the end, or when it opens the file after ranks were killed.
 class RulerResults {
  public:
-  RulerResults(const std::string& path, const nlohmann::ordered_json& header);
+  /// Rank 0 first: the others read what it has written.
+  RulerResults(const std::string& path, const nlohmann::ordered_json& header, int rank = 0);
+  /// Rank 0: takes over what the other ranks have kept, and removes their files.
+  void take_over();
   bool has(RulerTask task, int64_t length, int64_t sample) const;
   void add(const RulerAnswer& answer);
   const std::vector<RulerAnswer>& answers() const { return answers_; }
   const std::string& path() const { return path_; }
 
  private:
-  std::string path_;
+  void read(const std::string& path);
+
+  std::string path_, header_, kept_in_;
   std::vector<RulerAnswer> answers_;
 };
 

@@ -55,8 +55,8 @@ struct RulerPrompt {
   std::vector<std::string> outputs;  // the references
   double depth = -1;  // 0 to 100: where what is asked for stands; -1 where it is in several places
   std::vector<std::string> other_values = {};  // with one needle: nine that were not asked for
-  int64_t size = 0;    // parts of the haystack: sentences, words, needles or documents, by the task
-  int64_t tokens = 0;  // of the prompt
+  int64_t size = 0;      // parts of the haystack: sentences, words, needles or documents, by the task
+  int64_t tokens = 0;    // of the prompt
   bool longest = false;  // the texts hold no longer one
   bool given = false;    // from a file, where special tokens are written out
 

@@ -306,7 +306,7 @@ TEST_CASE("a run that was stopped goes on to the same answers", "[ruler]") {
     CachedModel model(trained, {.context = 1400, .sequences = 2, .chunk = 256});
     int64_t done = 0;
     const bool complete = run_ruler(
-        model, trained.tokenizer(), std::nullopt, cells, results, [&](const RulerAnswer&) { ++done; },
+        model, trained.tokenizer(), std::nullopt, cells, {}, results, [&](const RulerAnswer&) { ++done; },
         [&] { return done >= answers; });
     return std::pair(complete, done);
   };

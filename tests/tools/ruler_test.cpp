@@ -7,6 +7,42 @@ namespace sluice::test {
 
 using Catch::Matchers::Contains;
 
+TEST_CASE("ranks divide ruler's prompts, and take over what killed ranks have kept", "[ruler][ranks]") {
+  const TinyRun t;
+  REQUIRE(t.train({"model.max_position_embeddings=1400"}).code == 0);
+  const auto command = [&](const std::string& samples, const std::string& output) {
+    return std::vector<std::string>{
+        "ruler",     t.run,   "--lengths", "1000,1400", "--tasks",        "fwe,niah_single_1",
+        "--samples", samples, "--json",    "-o",        t.folder / output};
+  };
+  const auto cells = [](const Outcome& o) {
+    INFO(o.err);
+    REQUIRE(o.code == 0);
+    return nlohmann::json::parse(o.out)["cells"];
+  };
+  const auto ranks = [&](const std::vector<std::string>& arguments, int count) {
+    return Program(t.folder.path, arguments, {}, count).wait();
+  };
+  const auto alone = cells(t.sluice(command("5", "alone")));
+  CHECK(cells(ranks(command("5", "three"), 3)) == alone);
+  const std::string file = t.folder / "three/step_00000008.jsonl";
+  CHECK(count_of(io::read_file(file), "\n") == 1 + 4 * 5);
+  CHECK_FALSE(io::exists(file + ".rank1"));
+
+  // As after a kill: rank 1 has kept one answer and the beginning of another.
+  const std::string all = io::read_file(file);
+  const size_t header = all.find('\n') + 1, first = all.find('\n', header) + 1;
+  write_bytes(file + ".rank1", all.substr(0, first + 20));
+  write_bytes(file, all.substr(0, header) + all.substr(first));
+  CHECK(cells(t.sluice(command("5", "three"))) == alone);
+  CHECK_FALSE(io::exists(file + ".rank1"));
+  CHECK(count_of(io::read_file(file), "\n") == 1 + 4 * 5);
+
+  // Ranks that were asked for different things answer nothing.
+  const Outcome differ = ranks({"ruler", t.run, "--lengths", "8000"}, 2);
+  CHECK(differ.code == 64);
+}
+
 TEST_CASE("ruler answers prompts, keeps every answer and goes on", "[ruler]") {
   const TinyRun t;
   REQUIRE(t.train({"model.max_position_embeddings=700"}).code == 0);
