@@ -84,6 +84,7 @@ FAMILIES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "qwen3": (_make("Qwen3"), {}),
     "qwen3_tied": (_make("Qwen3", tie_word_embeddings=True), {}),
     "qwen3_yarn": (_make("Qwen3", rope_parameters=YARN), {}),
+    "qwen3_yarn_mscale": (_make("Qwen3", rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}), {}),
     "qwen3_sharded": (_make("Qwen3"), {"max_shard_size": "20KB"}),
     "qwen3_bf16": (_make("Qwen3"), {"dtype": torch.bfloat16}),
     "qwen3_f16": (_make("Qwen3"), {"dtype": torch.float16}),

@@ -40,6 +40,13 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
             "model.rope.theta=1e5",
         ],
     ),
+    "yarn_unscaled": (
+        "qwen3",
+        [
+            "model.rope.scaling={type: yarn, factor: 4, original_max_position_embeddings: 128, attention_factor: 1}",
+            "model.rope.theta=1e5",
+        ],
+    ),
     "no_qk_norm": ("llama", ["model.qk_norm=false"]),
     "experts": ("qwen3_moe", EXPERTS),
     "experts_unnormalised": (
@@ -214,6 +221,7 @@ FORCED = {
     "plain_as_sluice": ("plain", "sluice"),
     "experts_as_sluice": ("experts", "sluice"),
     "yarn_as_sluice": ("yarn", "sluice"),
+    "yarn_unscaled_as_sluice": ("yarn_unscaled", "sluice"),
     "gpt_oss_as_sluice": ("gpt_oss", "sluice"),
 }
 # What a format does not hold: the variant, the format, and the key that the refusal names.

@@ -28,6 +28,8 @@ ACTIVATIONS = {
     "ns_sigmoid": lambda z: 0.5 + 0.5 * torch.sigmoid(z),
     "two_sigmoid": lambda z: 2 * torch.sigmoid(z),
 }
+# What transformers calls the cache: since 5.24 `cache` in every place where it was `past_key_values`.
+CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"
 GATE_PREFIX = {p: p + "_" for p in ("query", "key", "value")} | {"sdpa_output": "", "dense_output": "dense_"}
 
 
@@ -571,7 +573,7 @@ class SluicePreTrainedModel(PreTrainedModel):
     config_class = SluiceConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules, _skip_keys_device_placement = ["SluiceDecoderLayer"], ["past_key_values"]
+    _no_split_modules, _skip_keys_device_placement = ["SluiceDecoderLayer"], ["past_key_values", "cache"]
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -605,7 +607,8 @@ class SluiceModel(SluicePreTrainedModel):
 
     # fmt: off
     def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None,
-                inputs_embeds=None, use_cache=None, output_hidden_states=None, **kwargs):  # fmt: on
+                inputs_embeds=None, use_cache=None, output_hidden_states=None, cache=None, **kwargs):  # fmt: on
+        past_key_values = cache if past_key_values is None else past_key_values
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if self.embed_norm is not None:
             x = self.embed_norm(x)
@@ -616,7 +619,7 @@ class SluiceModel(SluicePreTrainedModel):
         if position_ids is None:
             position_ids = torch.arange(seen, seen + x.shape[1], device=x.device)[None]
         about = {"config": self.config, "inputs_embeds": x, "attention_mask": attention_mask}
-        about |= {"past_key_values": past_key_values, "position_ids": position_ids}
+        about |= {CACHE: past_key_values, "position_ids": position_ids}
         make = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
         masks = {kind: make[kind](**about) for kind in sorted(set(self.config.layer_types))}
         rope, states = self.rotary_emb(x, position_ids), []
@@ -628,8 +631,8 @@ class SluiceModel(SluicePreTrainedModel):
         x = self.norm(x)
         return BaseModelOutputWithPast(
             last_hidden_state=x,
-            past_key_values=past_key_values if use_cache else None,
             hidden_states=(*states, x) if output_hidden_states else None,
+            **{CACHE: past_key_values if use_cache else None},
         )
 
 
@@ -655,5 +658,5 @@ class SluiceForCausalLM(SluicePreTrainedModel, GenerationMixin):
         if labels is not None:
             wide = logits[:, :-1].float().flatten(0, 1)
             loss = F.cross_entropy(wide, labels[:, 1:].flatten(), ignore_index=-100)
-        rest = {"past_key_values": outputs.past_key_values, "hidden_states": outputs.hidden_states}
+        rest = {CACHE: getattr(outputs, CACHE), "hidden_states": outputs.hidden_states}
         return CausalLMOutputWithPast(loss=loss, logits=logits, **rest)
