@@ -33,6 +33,6 @@ def overrides(text: pathlib.Path) -> list[str]:
     return [
         f"data.train={data}", f"data.validation={data}", "data.allow_overlap=true", "data.seq_len=512",
         "train.micro_batch_size=1", "train.global_batch_size=1", "train.max_steps=2", "train.precision=f32",
-        "model.initializer_range=0.1", "model.attention.sparse.indexer.rope=true",
+        "model.initializer_range=0.1", "model.attention.sparse.indexer.rope=true", "model.attention.sparse.phase_steps=0",
         "optimizer.warmup_steps=0", "eval.every_steps=0", "eval.max_tokens=512",
     ]  # fmt: skip
