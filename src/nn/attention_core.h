@@ -19,6 +19,19 @@ struct Heads {
   Tensor own_key = {};
 };
 
+/// Row i of tokens of which each is the next one of a sequence (Sequence::caches): its inputs, with its key
+/// and value behind the earlier ones in caches[i].
+struct NextToken {
+  Sequence sequence;
+  Heads heads;
+  FusedGate gate;
+
+  NextToken(Context& ctx, const Heads& all, const Sequence& sequences, const FusedGate& gates, int64_t layer,
+            int64_t i);
+  /// An empty tensor stays empty.
+  static Tensor row(const Tensor& all, int64_t i) { return all.empty() ? all : all.rows(i, 1); }
+};
+
 /// What every core leaves for backward and analysis. T tokens, H heads, D head_dim.
 struct CoreSaved {
   Tensor o;        // (T, H, D): the output of the softmax

@@ -79,25 +79,11 @@ void SoftmaxAttention::forward_each(Context& ctx, const Heads& heads, const Sequ
                z0 = t.alloc("attention.z0", s.lse.dtype, {heads_, 1}),
                extra = s.extra ? t.alloc("attention.extra", s.lse.dtype, {heads_, 1}) : Tensor();
   for (int64_t i = 0; i < std::ssize(sequence.caches); ++i) {
-    const auto row = [&](const Tensor& all) { return all.empty() ? all : all.rows(i, 1); };
-    Sequence own = sequence;
-    own.cache = sequence.caches[static_cast<size_t>(i)];
-    own.caches = {};
-    own.positions = row(sequence.positions);
-    own.first_key = row(sequence.first_key);
-    Heads token = {row(heads.q), row(heads.k), row(heads.v)};
-    own.cache->append(ctx, layer_, token.k, token.v);
-    FusedGate own_gate = gate;
-    own_gate.logits = row(gate.logits);
-    own_gate.y = row(gate.y);
+    const NextToken token(ctx, heads, sequence, gate, layer_, i);
     Saved out = s;
-    out.o = row(s.o);
-    out.y = row(s.y);
-    out.lse = lse;
-    out.z0 = z0;
-    out.extra = extra;
-    out.first_key = row(s.first_key);
-    forward(ctx, token, own, own_gate, out);
+    for (Tensor* part : {&out.o, &out.y, &out.first_key}) *part = NextToken::row(*part, i);
+    out.lse = lse, out.z0 = z0, out.extra = extra;
+    forward(ctx, token.heads, token.sequence, token.gate, out);
   }
 }
 

@@ -57,31 +57,16 @@ void SparseAttention::forward(Context& ctx, const Heads& heads, const Sequence& 
     fail(ExitCode::usage, "attention: values of first tokens are zeroed with kinds softmax and sink only");
   indexer_.project(ctx, heads.x, sequence, s.index);
   if (sequence.caches.empty()) return attend(ctx, heads, sequence, gate, s);
-  // Row i is the next token of the sequence whose earlier keys and values are in caches[i].
   ScratchScope t(ctx.scratch);
   const Tensor lse = t.alloc("attention.lse", s.lse.dtype, {heads_, 1}),
                z0 = t.alloc("attention.z0", s.lse.dtype, {heads_, 1});
   for (int64_t i = 0; i < std::ssize(sequence.caches); ++i) {
-    const auto row = [&](const Tensor& all) { return all.empty() ? all : all.rows(i, 1); };
-    Sequence own = sequence;
-    own.cache = sequence.caches[static_cast<size_t>(i)];
-    own.caches = {};
-    own.positions = row(sequence.positions);
-    own.first_key = row(sequence.first_key);
-    Heads token = {row(heads.q), row(heads.k), row(heads.v)};
-    own.cache->append(ctx, layer_, token.k, token.v);
-    FusedGate own_gate = gate;
-    own_gate.logits = row(gate.logits);
-    own_gate.y = row(gate.y);
+    const NextToken token(ctx, heads, sequence, gate, layer_, i);
     Saved out = s;
-    out.o = row(s.o);
-    out.y = row(s.y);
-    out.lse = lse;
-    out.z0 = z0;
-    out.index.q = row(s.index.q);
-    out.index.k = row(s.index.k);
-    out.index.w = row(s.index.w);
-    attend(ctx, token, own, own_gate, out);
+    for (Tensor* part : {&out.o, &out.y, &out.index.q, &out.index.k, &out.index.w})
+      *part = NextToken::row(*part, i);
+    out.lse = lse, out.z0 = z0;
+    attend(ctx, token.heads, token.sequence, token.gate, out);
   }
 }
 
