@@ -7,7 +7,9 @@
 #include <memory>
 
 #include "checkpoint/manifest.h"
+#include "comm/mesh.h"
 #include "commands.h"
+#include "config/derived.h"
 #include "config/load.h"
 #include "core/cores.h"
 #include "core/io.h"
@@ -108,6 +110,11 @@ void read_inputs(Inputs& inputs, StartFacts& facts, const Options& options, bool
       open_model(options.path, {options.overrides, options.device, options.tokenizer, ModelUse::analysis});
   config = files.config;
   sets = chosen_sets(options.data, options.sets, config);
+  if (config.parallel.context > 1 && resolve_device(config.train.device) != Device::cpu)
+    fail(
+        ExitCode::usage,
+        "parallel.context = {}: sluice analyze shares sequences between ranks on CPUs only; add --device cpu",
+        config.parallel.context);
   use_threads(config.train.threads);
   if (!several_ranks) return;
   Config trained = config;
@@ -132,10 +139,13 @@ void run(const Options& options, Communicator& ranks) {
   const int64_t step = std::max<int64_t>(files.step, 0), trained_tokens = files.tokens;
   if (leads) prepare_folder(options);
 
-  const TrainedModel trained(std::move(inputs.files), config.data.seq_len);
+  const auto context = static_cast<int>(config.parallel.context);
+  const Mesh mesh(ranks, {.context = context});
+  const TrainedModel trained(std::move(inputs.files), config.data.seq_len / context,
+                             context > 1 ? &mesh.context() : nullptr);
   AnalyzeOptions analyze_options = options.analyze;
   analyze_options.measures = config.analysis;
-  Analysis analysis = analyze(trained, sets, config.data, analyze_options, ranks);
+  Analysis analysis = analyze(trained, sets, config.data, analyze_options, mesh.data());
   if (!leads) return;
   analysis.checkpoint = path;
   analysis.step = step;
@@ -181,10 +191,14 @@ void add_analyze_command(Command& app, int&) {
   command->add_flag("--force", options->force, "write into a folder that is not empty");
   command->add_flag("--quiet", options->quiet, "no table");
   command->footer(
-      "Under mpirun the ranks divide the samples; the result is bitwise equal.\n\n"
+      "Under mpirun the ranks divide the samples; the result is bitwise equal. With parallel.context=N, N "
+      "ranks\n"
+      "share every sample, and so the memory of its activations; sums over tokens are rounded in another "
+      "order.\n\n"
       "Examples:\n"
       "  sluice analyze runs/gated -o runs/gated/analysis\n"
-      "  sluice analyze runs/gated/ckpt/step_00001000 -o a --set news --tokens 65536\n");
+      "  sluice analyze runs/gated/ckpt/step_00001000 -o a --set news --tokens 65536\n"
+      "  mpirun -n 4 sluice analyze runs/gated -o a data.seq_len=32768 parallel.context=4\n");
   command->callback([options] { run_as_rank([&](Communicator& ranks) { run(*options, ranks); }); });
 }
 

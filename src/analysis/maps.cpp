@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <optional>
 
 #include "analysis/pca.h"
 #include "analysis/reading.h"
 #include "analysis/selection.h"
+#include "analysis/whole_rows.h"
 #include "core/parallel_for.h"
 
 namespace sluice {
@@ -32,33 +35,44 @@ void AttentionMaps::Points::add(int64_t layer, const std::vector<double>& values
 void AttentionMaps::add(Context& ctx, const Tensor& first_key, const Transformer::Saved& saved) {
   SLUICE_CHECK(saved.recompute != Recompute::block, "AttentionMaps: the layers' activations share memory");
   const int64_t M = tokens_, H = queries_.heads, Hkv = keys_.heads, D = model_->config().head_dim;
-  check_tensor("AttentionMaps", "first_key", first_key, DType::i32, {M});
+  const SequenceRanks* const ranks = model_->sequence_ranks();
+  check_tensor("AttentionMaps", "first_key", first_key, DType::i32, {ranks ? ranks->split().length() : M});
+  std::vector<int64_t> tokens(static_cast<size_t>(M));
+  std::iota(tokens.begin(), tokens.end(), 0);
+  const auto first_rows = [&](const Tensor& t, int64_t width) {
+    const std::vector<double> values = read_values(ctx, t);
+    return ctx.dry_run ? values : rows_of_tokens(ranks, tokens, values.data(), width);
+  };
   const HostView first_keys(ctx, first_key);
+  const std::vector<int64_t> first = ctx.dry_run ? tokens : first_keys_of(first_keys.tensor(), tokens, ranks);
   for (size_t l = 0; l < saved.blocks.size(); ++l) {
     const Attention& attention = model_->blocks()[l].attention();
     const Attention::Saved& s = saved.blocks[l].attention;
     const auto layer = static_cast<int64_t>(l);
-    const FirstKey rows(ctx, attention, s);
+    const FirstKey rows(ctx, attention, s, ranks);
     const bool selects = attention.sparse() && !model_->dense_warm_up();
-    const std::vector<double> q = read_values(ctx, s.q_position.y), k = read_values(ctx, s.k_position.y),
-                              lse = read_values(ctx, s.core.lse);
-    const HostSelection selection(ctx, s.core.selection);
+    const std::vector<double> q = first_rows(s.q_position.y, H * D), k = first_rows(s.k_position.y, Hkv * D),
+                              lse = whole_statistics(ctx, ranks, read_values(ctx, s.core.lse), H);
+    const HostSelection selected(ctx, s.core.selection);
     if (ctx.dry_run) continue;
+    const int64_t T = rows.tokens();
+    std::optional<SelectedRows> selection;
+    if (selects) selection.emplace(*selected, tokens, ranks);
     const int64_t window = attention.softmax() ? attention.softmax()->window() : 0;
     const auto first_seen = [&](int64_t t) {
-      const int64_t first = first_keys.tensor().as<int32_t>()[t];
-      return window > 0 ? std::max(first, t - window + 1) : first;
+      const int64_t of_sequence = first[static_cast<size_t>(t)];
+      return window > 0 ? std::max(of_sequence, t - window + 1) : of_sequence;
     };
     queries_.add(layer, q, D);
     keys_.add(layer, k, D);
     for (int64_t h = 0; h < H; ++h)
       for (int64_t t = 0; t < M; ++t)
         for (int64_t j = first_seen(t); j <= t; ++j) {
-          if (selects && !(*selection).contains(h * (*selection).first.dim(0) / H, t, j)) continue;
+          if (selects && !selection->contains(h * selection->first.dim(0) / H, t, j)) continue;
           const double *query = q.data() + (t * H + h) * D, *key = k.data() + (j * Hkv + h / (H / Hkv)) * D;
           double dot = 0;
           for (int64_t d = 0; d < D; ++d) dot += query[d] * key[d];
-          const double a = attention.weight(attention.scale() * dot, lse[static_cast<size_t>(h * M + t)]) *
+          const double a = attention.weight(attention.scale() * dot, lse[static_cast<size_t>(h * T + t)]) *
                            rows.kept(h, t);
           sum_[static_cast<size_t>((layer * M + t) * M + j)] += a;
           if (sequences_ == 0)

@@ -15,7 +15,8 @@ class AttentionMaps {
   /// tokens: number of tokens per sequence.
   AttentionMaps(const Transformer& model, int64_t tokens);
 
-  /// Adds one sequence of that many tokens after a forward pass; first_key is that of the batch.
+  /// Adds one sequence of that many tokens after a forward pass; first_key is that of the batch. Collective
+  /// where ranks share the sequences: the pass is over whole sequences then, of which the first tokens count.
   void add(Context& ctx, const Tensor& first_key, const Transformer::Saved& saved);
 
   int64_t tokens() const { return tokens_; }

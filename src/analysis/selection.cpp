@@ -18,7 +18,6 @@ struct LookedAt {
   std::vector<int64_t> first;            // the first visible key of each of tokens
 
   LookedAt(const Tensor& first_key, const Queries& counted, const SequenceRanks* ranks) {
-    const int64_t mine = first_key.dim(0);
     for (const auto& [begin, size] : counted.sequences) {
       const int64_t count = std::min(size, SelectionSums::kLookedAt);
       for (int64_t i = 1; i <= count; ++i) {
@@ -29,32 +28,8 @@ struct LookedAt {
         queries.push_back(std::ssize(tokens) - 1);
       }
     }
-    std::vector<int64_t> before(static_cast<size_t>(mine));
-    for (int64_t t = 0; t < mine; ++t) before[static_cast<size_t>(t)] = t - first_key.as<int32_t>()[t];
-    first = rows_of_tokens(ranks, tokens, before.data(), 1);
-    for (size_t i = 0; i < tokens.size(); ++i) first[i] = tokens[i] - first[i];
+    first = first_keys_of(first_key, tokens, ranks);
   }
-};
-
-/// The selection of these tokens, whose rows are numbered as they are.
-struct SelectedRows : Selection {
-  SelectedRows(const Selection& all, const std::vector<int64_t>& tokens, const SequenceRanks* ranks) {
-    const int64_t sets = all.first.dim(0), T = all.first.dim(1), room = all.first.dim(2),
-                  rows = std::ssize(tokens);
-    const auto append = [&](std::vector<int32_t>& to, const Tensor& from, int64_t set, int64_t width) {
-      const auto of_set = rows_of_tokens(ranks, tokens, from.as<int32_t>() + set * T * width, width);
-      to.insert(to.end(), of_set.begin(), of_set.end());
-    };
-    for (int64_t set = 0; set < sets; ++set)
-      append(first_, all.first, set, room), append(count_, all.count, set, 1);
-    first = Tensor(first_.data(), DType::i32, {sets, rows, room});
-    count = Tensor(count_.data(), DType::i32, {sets, rows});
-    block = all.block;
-  }
-  SelectedRows(const SelectedRows&) = delete;
-
- private:
-  std::vector<int32_t> first_, count_;
 };
 
 /// The keys in [first, t] that row `row` of the selection, of query t, contains.
@@ -204,6 +179,21 @@ SelectionSummary means_of(const SelectionSums& sums) {
   m.overlap = sums.overlap / sums.queries;
   if (sums.union_queries > 0) m.union_ratio = sums.union_ratio / sums.union_queries;
   return m;
+}
+
+SelectedRows::SelectedRows(const Selection& all, const std::vector<int64_t>& tokens,
+                           const SequenceRanks* ranks) {
+  const int64_t sets = all.first.dim(0), T = all.first.dim(1), room = all.first.dim(2),
+                rows = std::ssize(tokens);
+  const auto append = [&](std::vector<int32_t>& to, const Tensor& from, int64_t set, int64_t width) {
+    const auto of_set = rows_of_tokens(ranks, tokens, from.as<int32_t>() + set * T * width, width);
+    to.insert(to.end(), of_set.begin(), of_set.end());
+  };
+  for (int64_t set = 0; set < sets; ++set)
+    append(first_, all.first, set, room), append(count_, all.count, set, 1);
+  first = Tensor(first_.data(), DType::i32, {sets, rows, room});
+  count = Tensor(count_.data(), DType::i32, {sets, rows});
+  block = all.block;
 }
 
 void add_selection(Context& ctx, SelectionSums& sums, const Attention& attention, const Attention::Saved& s,

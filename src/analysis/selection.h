@@ -51,6 +51,16 @@ class HostSelection {
   Selection host_;
 };
 
+/// Collective where ranks share the sequences. The selection of these tokens, whose rows are numbered as they
+/// are.
+struct SelectedRows : Selection {
+  SelectedRows(const Selection& all, const std::vector<int64_t>& tokens, const SequenceRanks* ranks);
+  SelectedRows(const SelectedRows&) = delete;
+
+ private:
+  std::vector<int32_t> first_, count_;
+};
+
 /// Adds a layer after a forward pass in the sparse phase; first_key (T) i32 and queries of the batch; before:
 /// the layer before, or nullptr. In f64, on the host. Collective where ranks share the sequences: all of them
 /// then add the same queries, those of all.

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "analysis/reading.h"
+#include "analysis/whole_rows.h"
 #include "core/score_range.h"
 
 namespace sluice {
@@ -74,15 +75,43 @@ void add_outputs(Context& ctx, LayerSums& sums, const Attention::Saved& s, const
   }
 }
 
-void add_value_norms(Context& ctx, LayerSums& sums, const Tensor& values, const std::vector<bool>& starts) {
-  const std::vector<double> norms = value_norms(ctx, values);
-  const int64_t T = values.dim(0), heads = values.dim(1);
+void add_value_norms(Context& ctx, LayerSums& sums, const Tensor& values, const std::vector<bool>& starts,
+                     const SequenceRanks* ranks) {
+  const std::vector<double> norms = value_norms(ctx, values, ranks);
+  const int64_t T = std::ssize(starts), heads = values.dim(1);
   for (int64_t t = 0; t < T; ++t)
     for (int64_t h = 0; h < heads; ++h) {
       const double norm = norms[static_cast<size_t>(t * heads + h)];
       sums.value_norms[static_cast<size_t>(h * T + t)] += norm;
       if (starts[static_cast<size_t>(t)]) sums.first_value_norms += norm;
     }
+}
+
+/// Those to which a rank adds its own tokens alone. The others are found from the tokens of all ranks that
+/// share the sequences, on each of them.
+void add_token_parts(Parts& parts, LayerSums& l) {
+  add_part(parts, Merge::sum, l.importance);
+  for (double* x : {&l.importance_tokens, &l.outputs, &l.before, &l.after}) add_part(parts, Merge::sum, *x);
+  for (auto* x : {&l.small_before, &l.small_after}) parts.push_back({Merge::sum, x->data(), std::ssize(*x)});
+  for (double* x : {&l.attention_output, &l.attention_residual, &l.ffn_output, &l.ffn_residual})
+    add_part(parts, Merge::largest, *x);
+  for (GateSums& g : l.gates) {
+    for (double* x : {&g.count, &g.sum, &g.squares, &g.first_count, &g.first_sum})
+      add_part(parts, Merge::sum, *x);
+    add_part(parts, Merge::sum, g.bins);
+    g.health.add_parts(parts);
+    add_part(parts, Merge::smallest, g.least);
+    add_part(parts, Merge::largest, g.largest);
+  }
+}
+
+/// Which of this rank's tokens are first tokens, of those of all ranks that share the sequence.
+std::vector<bool> own_of(const std::vector<bool>& starts, const SequenceRanks* ranks) {
+  if (!ranks) return starts;
+  std::vector<bool> own;
+  for (int64_t t = 0; t < ranks->split().length(); ++t)
+    own.push_back(starts[static_cast<size_t>(ranks->split().token_of(t))]);
+  return own;
 }
 
 }  // namespace
@@ -108,33 +137,36 @@ Statistics::Statistics(const Transformer& model, int64_t seq_len, const Analysis
 
 void Statistics::add(Context& ctx, const Batch& batch, const Transformer::Saved& saved) {
   SLUICE_CHECK(saved.recompute != Recompute::block, "Statistics: the layers' activations share memory");
-  SLUICE_CHECK(batch.tokens.numel() == seq_len_, "Statistics: a sequence of {} tokens, expected {}",
-               batch.tokens.numel(), seq_len_);
-  const Queries seen(ctx, batch, measure_.classes());
+  const SequenceRanks* const ranks = model_->sequence_ranks();
+  const int64_t mine = batch.tokens.numel();
+  SLUICE_CHECK(mine == (ranks ? ranks->split().length() : seq_len_),
+               "Statistics: {} tokens of a sequence, expected {}", mine, seq_len_);
+  const Queries seen(ctx, batch, measure_.classes(), ranks);
   measure_.count(queries, seen);
   std::vector<bool> starts(static_cast<size_t>(seq_len_));
   for (const Queries::Sequence& s : seen.sequences) starts[static_cast<size_t>(s.begin)] = true;
+  const std::vector<bool> own_starts = own_of(starts, ranks);
   for (size_t l = 0; l < layers.size(); ++l) {
     const Attention& attention = model_->blocks()[l].attention();
     const Block::Saved& s = saved.blocks[l];
     LayerSums& sums = layers[l];
-    const FirstKey first_key(ctx, attention, s.attention);
-    measure_.add(sums.first_token, first_key, seen);
+    measure_.add(sums.first_token, FirstKey(ctx, attention, s.attention, ranks), seen);
     const AttentionGates& gates = attention.gates();
     for (size_t g = 0; g < sums.gates.size(); ++g)
-      add_gate(ctx, sums.gates[g], gates.gate(g), gates.saved(s.attention.gates, g), starts);
-    sums.importance_tokens += add_importance(
-        ctx, sums.importance, attention.head_gate(s.attention, batch.first_key), seen, seq_len_);
-    add_outputs(ctx, sums, s.attention, first_key);
-    if (!ctx.dry_run) add_value_norms(ctx, sums, s.attention.gates[GatePosition::value].y, starts);
+      add_gate(ctx, sums.gates[g], gates.gate(g), gates.saved(s.attention.gates, g), own_starts);
+    sums.importance_tokens +=
+        add_importance(ctx, sums.importance, attention.head_gate(s.attention, batch.first_key), seen, mine);
+    add_outputs(ctx, sums, s.attention, FirstKey(ctx, attention, s.attention));
+    if (!ctx.dry_run) add_value_norms(ctx, sums, s.attention.gates[GatePosition::value].y, starts, ranks);
     raise(sums.attention_output, largest_magnitude(ctx, s.attention_out.y, seen));
     raise(sums.attention_residual, largest_magnitude(ctx, s.x1, seen));
     raise(sums.ffn_output, largest_magnitude(ctx, s.ffn_out.y, seen));
     raise(sums.ffn_residual, largest_magnitude(ctx, s.y, seen));
-    for (const Tensor& residual : {s.x1, s.y}) raise(sums.residual, largest_of_queries(ctx, residual, seen));
+    for (const Tensor& residual : {s.x1, s.y})
+      raise(sums.residual, largest_of_queries(ctx, residual, seen, ranks));
     if (attention.sparse() && !model_->dense_warm_up())
       add_selection(ctx, sums.selection, attention, s.attention,
-                    l > 0 ? &saved.blocks[l - 1].attention : nullptr, batch.first_key, seen);
+                    l > 0 ? &saved.blocks[l - 1].attention : nullptr, batch.first_key, seen, ranks);
   }
   if (ctx.dry_run) return;
   ++sequences;
@@ -148,25 +180,19 @@ Parts Statistics::parts() {
   queries.add_parts(parts);
   for (LayerSums& l : layers) {
     l.first_token.add_parts(parts);
-    for (auto* x : {&l.importance, &l.value_norms}) add_part(parts, Merge::sum, *x);
-    for (double* x : {&l.importance_tokens, &l.outputs, &l.before, &l.after, &l.first_value_norms})
-      add_part(parts, Merge::sum, *x);
-    for (auto* x : {&l.small_before, &l.small_after})
-      parts.push_back({Merge::sum, x->data(), std::ssize(*x)});
-    for (double* x : {&l.attention_output, &l.attention_residual, &l.ffn_output, &l.ffn_residual,
-                      &l.residual.first, &l.residual.rest})
-      add_part(parts, Merge::largest, *x);
+    add_part(parts, Merge::sum, l.value_norms);
+    add_part(parts, Merge::sum, l.first_value_norms);
+    for (double* x : {&l.residual.first, &l.residual.rest}) add_part(parts, Merge::largest, *x);
     l.selection.add_parts(parts);
-    for (GateSums& g : l.gates) {
-      for (double* x : {&g.count, &g.sum, &g.squares, &g.first_count, &g.first_sum})
-        add_part(parts, Merge::sum, *x);
-      add_part(parts, Merge::sum, g.bins);
-      g.health.add_parts(parts);
-      add_part(parts, Merge::smallest, g.least);
-      add_part(parts, Merge::largest, g.largest);
-    }
+    add_token_parts(parts, l);
   }
   return parts;
+}
+
+void Statistics::merge_tokens() {
+  Parts parts;
+  for (LayerSums& l : layers) add_token_parts(parts, l);
+  sluice::merge_tokens(model_->sequence_ranks(), parts);
 }
 
 void Statistics::merge(Statistics& other) {
@@ -226,6 +252,8 @@ void SecondPass::add(Context& ctx, const Transformer::Saved& saved) {
     }
   }
 }
+
+void SecondPass::merge_tokens() { sluice::merge_tokens(model_->sequence_ranks(), parts()); }
 
 Parts SecondPass::parts() {
   Parts parts;

@@ -55,8 +55,12 @@ class Statistics {
   Statistics(const Transformer& model, int64_t seq_len, const AnalysisConfig& config = {});
 
   /// Adds one sequence of seq_len tokens after its forward pass, which kept its activations in `saved` (not
-  /// Recompute::block). A token that is its own first_key is a first token.
+  /// Recompute::block). A token that is its own first_key is a first token. Collective where ranks share the
+  /// sequences: the batch is of this rank's tokens.
   void add(Context& ctx, const Batch& batch, const Transformer::Saved& saved);
+  /// Collective where ranks share the sequences, once, after all of them are added: what each rank has added
+  /// of its own tokens alone becomes that of all tokens.
+  void merge_tokens();
   void merge(Statistics& other);
 
   /// For ranks: see analysis/sums.h.
@@ -91,6 +95,8 @@ class SecondPass {
   /// Whether the second pass is needed.
   bool needed() const { return needed_; }
   void add(Context& ctx, const Transformer::Saved& saved);
+  /// As of Statistics.
+  void merge_tokens();
   Parts parts();
 
   /// Edges of an unbounded gate's bins: its extremes over all layers.

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "analysis/reading.h"
+#include "analysis/whole_rows.h"
 #include "core/score_range.h"
 #include "ops/reduce.h"
 
@@ -129,14 +130,7 @@ void SummaryAccumulator::merge_ranks() {
       add_part(parts, Merge::largest, *largest);
     for (GateHealthSums& gate : gate_health_[i]) gate.add_parts(parts);
   }
-  const int64_t size = packed_size(parts);
-  std::vector<double> mine(static_cast<size_t>(size)), all(static_cast<size_t>(size * ranks->split().ranks));
-  pack(mine.data(), parts);
-  ranks->ranks().all_gather(all.data(), mine.data(), size * static_cast<int64_t>(sizeof(double)));
-  // In the order of the ranks on each of them.
-  const double* from = all.data();
-  for (const Part& part : parts) std::copy_n(std::exchange(from, from + part.size), part.size, part.data);
-  for (int64_t r = 1; r < ranks->split().ranks; ++r) merge_packed(parts, all.data() + r * size);
+  merge_tokens(ranks, parts);
 }
 
 ModelSummary SummaryAccumulator::result() const {

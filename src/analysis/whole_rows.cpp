@@ -1,6 +1,7 @@
 #include "analysis/whole_rows.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace sluice {
 namespace {
@@ -38,6 +39,26 @@ std::vector<double> whole_statistics(Context& ctx, const SequenceRanks* ranks, s
   const auto T = values.size() / static_cast<size_t>(heads);
   const std::vector<double> whole = whole_rows(ctx, ranks, transposed(values, T), heads);
   return transposed(whole, static_cast<size_t>(heads));
+}
+
+std::vector<int64_t> first_keys_of(const Tensor& first_key, const std::vector<int64_t>& tokens,
+                                   const SequenceRanks* ranks) {
+  std::vector<int64_t> before(static_cast<size_t>(first_key.dim(0)));  // how far before its token
+  for (size_t t = 0; t < before.size(); ++t) before[t] = static_cast<int64_t>(t) - first_key.as<int32_t>()[t];
+  std::vector<int64_t> first = rows_of_tokens(ranks, tokens, before.data(), 1);
+  for (size_t i = 0; i < tokens.size(); ++i) first[i] = tokens[i] - first[i];
+  return first;
+}
+
+void merge_tokens(const SequenceRanks* ranks, const Parts& parts) {
+  if (!ranks) return;
+  const int64_t size = packed_size(parts);
+  std::vector<double> mine(static_cast<size_t>(size)), all(static_cast<size_t>(size * ranks->split().ranks));
+  pack(mine.data(), parts);
+  ranks->ranks().all_gather(all.data(), mine.data(), size * static_cast<int64_t>(sizeof(double)));
+  const double* from = all.data();
+  for (const Part& part : parts) std::copy_n(std::exchange(from, from + part.size), part.size, part.data);
+  for (int64_t r = 1; r < ranks->split().ranks; ++r) merge_packed(parts, all.data() + r * size);
 }
 
 }  // namespace sluice

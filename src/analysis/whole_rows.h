@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "analysis/sums.h"
 #include "core/context.h"
 #include "nn/sequence_ranks.h"
 
@@ -17,6 +18,10 @@ std::vector<double> whole_rows(Context& ctx, const SequenceRanks* ranks, std::ve
 /// The same of statistics (heads, T), by head: (heads, N T).
 std::vector<double> whole_statistics(Context& ctx, const SequenceRanks* ranks, std::vector<double> values,
                                      int64_t heads);
+
+/// Collective. Merges numbers that each rank has of its own tokens, in the order of the ranks: all of them
+/// have those of the sequences then. Nothing without ranks.
+void merge_tokens(const SequenceRanks* ranks, const Parts& parts);
 
 /// Collective. The rows of `tokens`, counted among those of all ranks, from rows (T, width) of every rank, on
 /// all of them: (tokens, width). Without ranks the rows of these tokens.
@@ -42,5 +47,10 @@ std::vector<V> rows_of_tokens(const SequenceRanks* ranks, const std::vector<int6
                 row(mine, i));
   return mine;
 }
+
+/// Collective. The first visible keys of these tokens, counted among the tokens of all ranks, from first_key
+/// (T) i32 of every rank's batch, on the host.
+std::vector<int64_t> first_keys_of(const Tensor& first_key, const std::vector<int64_t>& tokens,
+                                   const SequenceRanks* ranks);
 
 }  // namespace sluice

@@ -11,14 +11,16 @@
 namespace sluice {
 namespace {
 
-/// Forward passes over the first tokens of samples, and what is measured after each.
+/// Forward passes over the first tokens of samples, and what is measured after each. Where ranks share the
+/// sequences, passes over whole samples, collective among them.
 class SamplePass {
  public:
   using Read = std::function<void(Context&, const Batch&, const Transformer::Saved&)>;
 
   /// read: called once in a dry run to measure its scratch memory.
   SamplePass(const TrainedModel& trained, int64_t seq_len, int64_t tokens, const Read& read)
-      : model_(trained.model()) {
+      : model_(trained.model()), ranks_(model_.sequence_ranks()) {
+    if (ranks_) tokens = ranks_->split().length();
     sample_.fill(std::vector<int32_t>(static_cast<size_t>(seq_len)));
     Context dry(0, trained.device());
     Arena measure("activations", 0, trained.device()), measure_host("host");
@@ -40,18 +42,24 @@ class SamplePass {
     set.fill_sequential(sample, 1, sample_[0].data(), sample_[1].data(), sample_[2].data(),
                         sample_[3].data());
     const Batch& host = buffers_.host;
+    const auto whole = [&](size_t i) {
+      return Tensor(sample_[i].data(), DType::i32, {std::ssize(sample_[i])});
+    };
+    if (ranks_) take_part(ranks_->split(), host, 0, {whole(0), whole(1), whole(2), whole(3)});
     size_t i = 0;
     for (const Tensor& t : {host.tokens, host.targets, host.positions, host.first_key})
-      std::copy_n(sample_[i++].data(), t.numel(), t.as<int32_t>());
+      if (!ranks_) std::copy_n(sample_[i++].data(), t.numel(), t.as<int32_t>());
     buffers_.upload(*ctx_);
     model_.forward(*ctx_, buffers_.batch, buffers_.saved);
     read(*ctx_, buffers_.batch, buffers_.saved);
     return true;
   }
-  const Batch& host() const { return buffers_.host; }
+  /// Of the whole sample.
+  const std::vector<int32_t>& tokens() const { return sample_[0]; }
 
  private:
   const Transformer& model_;
+  const SequenceRanks* ranks_;
   std::array<std::vector<int32_t>, 4> sample_;  // tokens, targets, positions, first_key
   std::unique_ptr<Arena> memory_, host_memory_;
   std::unique_ptr<Context> ctx_;
@@ -89,8 +97,7 @@ void draw_maps(Analysis& a, const TrainedModel& trained, const std::vector<std::
       if (sample >= sets[i]->num_sequential_samples()) continue;
       more = true;
       if (!pass.run(*sets[i], sample, read)) continue;
-      const Tensor& tokens = pass.host().tokens;
-      a.map_tokens.insert(a.map_tokens.end(), tokens.as<int32_t>(), tokens.as<int32_t>() + tokens.numel());
+      a.map_tokens.insert(a.map_tokens.end(), pass.tokens().begin(), pass.tokens().begin() + a.maps.tokens());
       a.map_sets.push_back(a.sets[i].name);
     }
   }
@@ -104,6 +111,9 @@ Analysis analyze(const TrainedModel& trained, const std::vector<DataSource>& sou
   if (seq_len > max_positions(trained.config()))
     fail(ExitCode::usage, "data.seq_len is {}, but the model has {} positions", seq_len,
          max_positions(trained.config()));
+  if (const SequenceRanks* shared = trained.model().sequence_ranks())
+    SLUICE_CHECK(shared->split().seq_len == seq_len, "analyze: ranks share sequences of {} tokens, not {}",
+                 shared->split().seq_len, seq_len);
   Config config = trained.config();
   config.data = data;
   std::vector<std::unique_ptr<Blend>> blends;
@@ -129,9 +139,10 @@ Analysis analyze(const TrainedModel& trained, const std::vector<DataSource>& sou
     for (size_t i = 0; i < blends.size(); ++i) {
       sets.push_back({sources[i].name, blank});
       share_samples(sets[i].sums, blank, samples_of(*blends[i]), ranks, [&](Statistics& one, int64_t sample) {
-        pass.run(*blends[i], sample, [&](Context& ctx, const Batch& batch, const Transformer::Saved& saved) {
+        const auto add = [&](Context& ctx, const Batch& batch, const Transformer::Saved& saved) {
           one.add(ctx, batch, saved);
-        });
+        };
+        if (pass.run(*blends[i], sample, add)) one.merge_tokens();
       });
       if (sets[i].sums.sequences == 0)
         fail(ExitCode::data, "{}: no whole sample of {} tokens", sources[i].name, seq_len);
@@ -149,8 +160,10 @@ Analysis analyze(const TrainedModel& trained, const std::vector<DataSource>& sou
         [&](Context& ctx, const Batch&, const Transformer::Saved& saved) { unused.add(ctx, saved); });
     for (const auto& blend : blends)
       share_samples(second, blank_second, samples_of(*blend), ranks, [&](SecondPass& one, int64_t sample) {
-        pass.run(*blend, sample,
-                 [&](Context& ctx, const Batch&, const Transformer::Saved& saved) { one.add(ctx, saved); });
+        const auto add = [&](Context& ctx, const Batch&, const Transformer::Saved& saved) {
+          one.add(ctx, saved);
+        };
+        if (pass.run(*blend, sample, add)) one.merge_tokens();
       });
   }
 

@@ -44,7 +44,6 @@ std::vector<std::string> with_positions(std::vector<std::string> overrides, cons
   if (given("data.seq_len") && !given("model.max_position_embeddings"))
     overrides.push_back("model.max_position_embeddings=null");
   if (!device.empty()) overrides.push_back("train.device=" + device);
-  // A model is read on one rank, which has whole sequences.
   if (!given("parallel.context")) overrides.push_back("parallel.context=1");
   return overrides;
 }
@@ -101,12 +100,12 @@ TrainedModel::TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_o
                            const std::vector<std::string>& overrides)
     : TrainedModel(checkpoint_files(checkpoint, device, tokenizer, overrides), tokens_at_once) {}
 
-TrainedModel::TrainedModel(ModelFiles files, int64_t tokens_at_once)
+TrainedModel::TrainedModel(ModelFiles files, int64_t tokens_at_once, Communicator* sequences)
     : config_(std::move(files.config)),
       device_(resolve_device(config_.train.device)),
       tokenizer_(std::move(files.tokenizer)),
       store_(config_.lora) {
-  allocate(tokens_at_once, [&](Context& ctx) {
+  allocate(tokens_at_once, sequences, [&](Context& ctx) {
     std::vector<NamedTensor> weights;
     weights.reserve(store_.specs().size());
     for (int id = 0; id < static_cast<int>(store_.specs().size()); ++id)
@@ -115,20 +114,25 @@ TrainedModel::TrainedModel(ModelFiles files, int64_t tokens_at_once)
   });
 }
 
-TrainedModel::TrainedModel(const Config& config, int64_t tokens_at_once)
+TrainedModel::TrainedModel(const Config& config, int64_t tokens_at_once, Communicator* sequences)
     : config_(config),
       device_(Device::cpu),
       tokenizer_(make_tokenizer(TokenizerConfig{})),
       store_(config.lora) {
-  allocate(tokens_at_once, [&](Context& ctx) { store_.initialize(ctx, config_.train.seed); });
+  allocate(tokens_at_once, sequences, [&](Context& ctx) { store_.initialize(ctx, config_.train.seed); });
 }
 
-void TrainedModel::allocate(int64_t tokens_at_once, const std::function<void(Context&)>& fill) {
-  model_ = std::make_unique<Transformer>(config_.model, store_);
+void TrainedModel::allocate(int64_t tokens_at_once, Communicator* sequences,
+                            const std::function<void(Context&)>& fill) {
+  SLUICE_CHECK(!sequences || device_ == Device::cpu, "TrainedModel: GPUs share no sequences");
+  if (sequences) sequence_ranks_.emplace(*sequences, config_.data.seq_len, /*queue=*/nullptr);
+  model_ = std::make_unique<Transformer>(config_.model, store_, ExpertRanks{},
+                                         sequence_ranks_ ? &*sequence_ranks_ : nullptr);
   const DType dtype = storage_dtype(config_.train.precision);
   const auto take = [&](Context& ctx, Arena& arena) {
     store_.allocate(ctx, dtype, tokens_at_once, arena, nullptr);
     model_->allocate_tables(ctx, arena, dtype, max_positions(config_));
+    if (sequence_ranks_) sequence_ranks_->allocate(ctx, arena, sequence_ranks_->split().length());
   };
   Context dry(0, device_);
   Arena measure("parameters", 0, device_);

@@ -2,6 +2,7 @@
 // A trained model loaded from a run or a checkpoint, for `sluice eval`, `generate` and `analyze`.
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "core/context.h"
 #include "data/tokenizer.h"
 #include "nn/forward_buffers.h"
+#include "nn/sequence_ranks.h"
 #include "nn/transformer.h"
 #include "params/param_store.h"
 
@@ -26,7 +28,7 @@ CheckpointInfo find_checkpoint(const std::string& run_or_checkpoint);
 Config checkpoint_config(const CheckpointInfo& checkpoint, const std::string& device = "",
                          const std::vector<std::string>& overrides = {});
 /// These overrides and what follows: "model.max_position_embeddings=null" from a data.seq_len, and
-/// "parallel.context=1", since a model is read with whole sequences on one rank.
+/// "parallel.context=1" unless they give it, since only some commands share sequences between ranks.
 std::vector<std::string> with_positions(std::vector<std::string> overrides, const std::string& device);
 
 /// These overrides, and, where they scale rope by YaRN and do not say from which length
@@ -54,14 +56,16 @@ ModelFiles checkpoint_files(const CheckpointInfo& checkpoint, const std::string&
 
 class TrainedModel {
  public:
-  TrainedModel(ModelFiles files, int64_t tokens_at_once);
+  /// sequences: the ranks that share every sequence of data.seq_len tokens, more than one of them, on CPUs,
+  /// which outlive this: forward passes are collective among them; nullptr: whole sequences on this rank.
+  TrainedModel(ModelFiles files, int64_t tokens_at_once, Communicator* sequences = nullptr);
   /// Loads the weights. tokens_at_once: the typical size of a forward pass. device, overrides: as for
   /// checkpoint_config. tokenizer: as for checkpoint_tokenizer.
   TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_once, const std::string& device = "",
                const std::string& tokenizer = "", const std::vector<std::string>& overrides = {});
   /// The first weights of a configuration whose vocab_size is known, for measurements: on the CPU, with the
   /// byte tokenizer.
-  TrainedModel(const Config& config, int64_t tokens_at_once);
+  TrainedModel(const Config& config, int64_t tokens_at_once, Communicator* sequences = nullptr);
   TrainedModel(const TrainedModel&) = delete;
   TrainedModel& operator=(const TrainedModel&) = delete;
 
@@ -74,12 +78,13 @@ class TrainedModel {
   int64_t num_parameters() const { return store_.total(); }
 
  private:
-  void allocate(int64_t tokens_at_once, const std::function<void(Context&)>& fill);
+  void allocate(int64_t tokens_at_once, Communicator* sequences, const std::function<void(Context&)>& fill);
 
   Config config_;
   Device device_;  // of train.device
   std::unique_ptr<Tokenizer> tokenizer_;
   ParamStore store_;
+  std::optional<SequenceRanks> sequence_ranks_;
   std::unique_ptr<Transformer> model_;
   std::unique_ptr<Arena> parameters_;
 };

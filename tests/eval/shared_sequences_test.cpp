@@ -3,8 +3,10 @@
 #include <catch2/catch.hpp>
 #include <mutex>
 
+#include "comm/mesh.h"
 #include "comm/threads.h"
 #include "core/parallel_for.h"
+#include "eval/analyze.h"
 #include "eval/evaluate.h"
 #include "support/tiny_training.h"
 
@@ -156,6 +158,95 @@ TEST_CASE("ranks that share sequences find the losses and measurements of one ra
          shared.analysis.sinks.strongest},
         {one.analysis.first_token_attention, *one.analysis.mean_gate_score, one.analysis.largest_residual,
          one.analysis.sinks.share, one.analysis.sinks.leading_share, one.analysis.sinks.strongest});
+  }
+}
+
+namespace {
+
+void check_json_near(const nlohmann::json& a, const nlohmann::json& b) {
+  REQUIRE(a.size() == b.size());
+  const nlohmann::json expected = b.flatten();
+  for (const auto& [place, value] : expected.items()) {
+    INFO(place);
+    const nlohmann::json::json_pointer at(place);
+    REQUIRE(a.contains(at));
+    if (value.is_number())
+      CHECK(a.at(at).get<double>() == near(value.get<double>()));
+    else
+      CHECK(a.at(at) == value);
+  }
+}
+
+void check_arrays_near(const std::vector<float>& a, const std::vector<float>& b) {
+  REQUIRE(a.size() == b.size());
+  double farthest = 0;
+  for (size_t i = 0; i < a.size(); ++i)
+    farthest = std::max(farthest, static_cast<double>(std::abs(a[i] - b[i])));
+  CHECK(farthest < 1e-6);
+}
+
+}  // namespace
+
+TEST_CASE("ranks that share sequences analyse a model as one rank does", "[analyze][context]") {
+  Case c;
+  c.config.model.vocab_size = 257;
+  c.config.model.initializer_range = 0.3;
+  SECTION("a sink") {}
+  SECTION("an unbounded gate, for which a second pass is needed") {
+    c.config.model.attention.gates.push_back(
+        {.position = GatePosition::value, .activation = GateActivation::silu});
+  }
+  SECTION("a logit of the extra key by query") {
+    c.config.model.attention.kind = AttentionKind::kv_bias;
+    c.config.model.attention.gates = {{.position = GatePosition::value}};
+  }
+  SECTION("a window") {
+    c.config.data.document_mask = false;
+    c.config.model.attention.window = 5;
+  }
+  SECTION("selected keys") { c.select_keys(1); }
+  SECTION("selected blocks of keys") { c.select_keys(3); }
+  SECTION("experts") { c.add_experts(); }
+  struct Found {
+    nlohmann::json analysis;
+    std::vector<int32_t> map_tokens;
+    std::vector<float> mean, heads, queries, keys;
+  };
+  // 7 samples of held_out, which groups of ranks cannot divide evenly.
+  const AnalyzeOptions options{
+      .tokens = 7 * 32, .map_sequences = 3, .map_tokens = 10, .measures = c.config.analysis};
+  const auto found_by = [&](int ranks, int context) {
+    std::vector<Found> all(static_cast<size_t>(ranks));
+    run_thread_ranks(ranks, [&](Communicator& comm) {
+      set_num_threads(1);
+      const Mesh mesh(comm, {.context = context});
+      const TrainedModel trained(c.config, 32 / context, context > 1 ? &mesh.context() : nullptr);
+      const Analysis a = analyze(trained, c.config.data.validation, c.config.data, options, mesh.data());
+      all[static_cast<size_t>(comm.rank())] = {
+          to_json(a),          a.map_tokens, a.maps.mean(), a.maps.heads(), a.maps.queries().points,
+          a.maps.keys().points};
+    });
+    return all;
+  };
+  const Found one = found_by(1, 1)[0];
+  REQUIRE(one.analysis["sequences"] == 7);
+  for (const auto& [ranks, context] : {std::pair(2, 2), std::pair(4, 4), std::pair(4, 2)}) {
+    INFO(ranks << " ranks, context " << context);
+    const std::vector<Found> all = found_by(ranks, context);
+    for (int rank = 0; rank < ranks; ++rank) {
+      const Found& shared = all[static_cast<size_t>(rank)];
+      INFO("rank " << rank);
+      if (rank >= context) {  // these have no maps
+        nlohmann::json measured = shared.analysis, expected = one.analysis;
+        measured.erase("maps"), expected.erase("maps");
+        check_json_near(measured, expected);
+        continue;
+      }
+      check_json_near(shared.analysis, one.analysis);
+      CHECK(shared.map_tokens == one.map_tokens);
+      for (const auto member : {&Found::mean, &Found::heads, &Found::queries, &Found::keys})
+        check_arrays_near(shared.*member, one.*member);
+    }
   }
 }
 
