@@ -107,6 +107,11 @@ RulerTask task_of_file(const std::string& path) {
 
 RulerResults::RulerResults(const std::string& path, const nlohmann::ordered_json& header, int rank)
     : path_(path), header_(header.dump()), kept_in_(rank == 0 ? path : fmt::format("{}.rank{}", path, rank)) {
+  if (rank == 0)
+    lock_.emplace(path_ + ".lock",
+                  fmt::format("{}: another sluice ruler answers these prompts; wait for it, or give another "
+                              "folder with -o",
+                              path_));
   if (io::exists(path_)) read(path_);
   if (rank > 0) {
     io::write_file_atomic(kept_in_, header_ + "\n");
@@ -128,7 +133,7 @@ void RulerResults::read(const std::string& path) {
   for (size_t i = 1; i < lines.size(); ++i) {
     const std::string where = fmt::format("{}:{}", path, i + 1);
     const RulerAnswer answer = answer_of(parse_strict_json(lines[i], where), where);
-    if (!has(answer.task, answer.length, answer.sample))  // else by two calls at the same time
+    if (!has(answer.task, answer.length, answer.sample))  // else by a rank that was killed in take_over()
       answers_.push_back(answer);
   }
 }

@@ -2,9 +2,11 @@
 // The files of `sluice ruler`: prompts in RULER's own form, and the answers that were given so far, with
 // their scores.
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "core/file_lock.h"
 #include "eval/ruler_tasks.h"
 
 namespace sluice {
@@ -28,10 +30,12 @@ RulerTask task_of_file(const std::string& path);
 /// The file of answers: one line of JSON that says what they depend on, then one line per answer. Opening it
 /// again drops a last line that was cut short. Error(usage) if its first line differs from `header`.
 /// Where several ranks answer, each keeps its answers in a file of its own, PATH.rank1 and so on, until rank
-/// 0 takes them over: at the end, or when it opens the file after ranks were killed.
+/// 0 takes them over: at the end, or when it opens the file after ranks were killed. Rank 0 holds a lock,
+/// PATH.lock, so that no other program answers the same prompts or takes over answers that are still written.
 class RulerResults {
  public:
-  /// Rank 0 first: the others read what it has written.
+  /// Rank 0 first: the others read what it has written. Error(cannot_create) if another program holds the
+  /// lock.
   RulerResults(const std::string& path, const nlohmann::ordered_json& header, int rank = 0);
   /// Rank 0: takes over what the other ranks have kept, and removes their files.
   void take_over();
@@ -44,6 +48,7 @@ class RulerResults {
   void read(const std::string& path);
 
   std::string path_, header_, kept_in_;
+  std::optional<FileLock> lock_;  // of rank 0
   std::vector<RulerAnswer> answers_;
 };
 

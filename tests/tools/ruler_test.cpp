@@ -1,6 +1,7 @@
 // sluice ruler, as a user runs it.
 #include <nlohmann/json.hpp>
 
+#include "core/file_lock.h"
 #include "tools/tiny_run.h"
 
 namespace sluice::test {
@@ -37,6 +38,15 @@ TEST_CASE("ranks divide ruler's prompts, and take over what killed ranks have ke
   CHECK(cells(t.sluice(command("5", "three"))) == alone);
   CHECK_FALSE(io::exists(file + ".rank1"));
   CHECK(count_of(io::read_file(file), "\n") == 1 + 4 * 5);
+
+  {
+    const FileLock other(file + ".lock", "held");
+    const Outcome o = t.sluice(command("6", "three"));
+    CHECK(o.code == 73);
+    CHECK_THAT(o.err,
+               Contains("three/step_00000008.jsonl: another sluice ruler answers these prompts; wait"));
+    CHECK(count_of(io::read_file(file), "\n") == 1 + 4 * 5);
+  }
 
   // Ranks that were asked for different things answer nothing.
   const Outcome differ = ranks({"ruler", t.run, "--lengths", "8000"}, 2);
