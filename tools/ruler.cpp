@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 
+#include "comm/mesh.h"
 #include "comm/reduce.h"
 #include "commands.h"
 #include "config/derived.h"
@@ -31,6 +32,7 @@ struct RulerCommand {
   std::string path, device, tokenizer, output, lengths = "1k", words, haystack, questions_1, questions_2;
   std::vector<std::string> tasks = {"all"}, prompts;
   int64_t samples = 100, together = 8, chunk = 512;
+  int context = 1;
   uint64_t seed = 42;
   double yarn = 1;
   bool json = false;
@@ -224,7 +226,7 @@ struct Inputs {
 };
 
 /// Into `in`, which stays where it is: the prompts are made from its texts.
-void read_inputs(Inputs& in, StartFacts& facts, const RulerCommand& c) {
+void read_inputs(Inputs& in, StartFacts& facts, const RulerCommand& c, const Mesh& mesh) {
   state_program(facts);
   if (c.together < 1 || c.chunk < 1 || c.samples < 1)
     fail(ExitCode::usage, "--samples, --together and --chunk must be at least 1");
@@ -232,7 +234,12 @@ void read_inputs(Inputs& in, StartFacts& facts, const RulerCommand& c) {
   in.checkpoint = find_checkpoint(c.path);
   const std::vector<std::string> overrides =
       yarn_overrides(checkpoint_config(in.checkpoint, c.device), c.yarn);
-  in.trained = std::make_unique<TrainedModel>(in.checkpoint, c.chunk, c.device, c.tokenizer, overrides);
+  ModelFiles files = checkpoint_files(in.checkpoint, c.device, c.tokenizer, overrides);
+  if (c.context > 1 && resolve_device(files.config.train.device) != Device::cpu)
+    fail(ExitCode::usage, "--context {}: ranks share prompts on CPUs only; add --device cpu", c.context);
+  in.trained =
+      std::make_unique<TrainedModel>(std::move(files), std::max<int64_t>(c.chunk / c.context, 1),
+                                     c.context > 1 ? &mesh.context() : nullptr, CachedModel::kSharedTokens);
   const TrainedModel& trained = *in.trained;
   const bool begins = trained.config().data.begin_token.has_value();
   in.texts = texts_of(c);
@@ -257,14 +264,22 @@ void read_inputs(Inputs& in, StartFacts& facts, const RulerCommand& c) {
   for (const RulerCell& cell : in.cells)
     cells += fmt::format(" {}/{}/{}", name(cell.task), cell.length, cell.samples);
   facts.set("tasks, lengths and samples", cells);
+  facts.set("--context and --chunk", fmt::format("{} {} {}", c.context, c.chunk, c.together));
   state_device(facts, trained.config());
 }
 
 void run(const RulerCommand& c, Communicator& ranks, int& exit_code) {
   const bool leads = ranks.rank() == 0;
+  if (c.context != 1 && (c.context < 1 || CachedModel::kSharedTokens % (2 * c.context) != 0))
+    fail(ExitCode::usage, "--context {}: as many ranks can share a prompt as 1, 2, 4, 8, 16 or 32",
+         c.context);
+  if (ranks.size() % c.context != 0)
+    fail(ExitCode::usage, "--context {}: {} rank{} cannot be divided into groups of that size", c.context,
+         ranks.size(), ranks.size() == 1 ? "" : "s");
+  const Mesh mesh(ranks, {.context = c.context});
   if (!leads) spdlog::set_level(spdlog::level::err);  // warnings come from rank 0
   Inputs in;
-  agree_on_start(ranks, [&](StartFacts& facts) { read_inputs(in, facts, c); });
+  agree_on_start(ranks, [&](StartFacts& facts) { read_inputs(in, facts, c, mesh); });
   const TrainedModel& trained = *in.trained;
   use_threads(trained.config().train.threads, ranks);
   const auto begin = trained.config().data.begin_token;
@@ -273,7 +288,10 @@ void run(const RulerCommand& c, Communicator& ranks, int& exit_code) {
       fmt::format("{}/step_{:08}{}{}", folder, in.checkpoint.step,
                   c.yarn == 1 ? "" : fmt::format("_yarn{:g}", c.yarn), c.prompts.empty() ? "" : "_given");
   if (leads) io::make_directories(folder);
-  const auto open = [&] { return std::make_unique<RulerResults>(base + ".jsonl", in.header, ranks.rank()); };
+  const bool keeps = mesh.context().rank() == 0;  // of those that share prompts, one keeps the answers
+  const auto open = [&] {
+    return std::make_unique<RulerResults>(base + ".jsonl", in.header, mesh.data().rank(), keeps);
+  };
   std::unique_ptr<RulerResults> opened;
   if (leads) opened = open();
   ranks.barrier();
@@ -291,12 +309,12 @@ void run(const RulerCommand& c, Communicator& ranks, int& exit_code) {
     score += a.score;
     if (count % 25 == 0 && leads)
       fmt::print(stderr, "{} {}: {} answers{}, {:.1f}%\n", name(a.task), a.length, count,
-                 ranks.size() > 1 ? " of rank 0" : "", 100 * score / static_cast<double>(count));
+                 mesh.data().size() > 1 ? " of rank 0" : "", 100 * score / static_cast<double>(count));
   };
-  const bool stopped = !run_ruler(model, trained.tokenizer(),
-                                  begin ? std::optional<int32_t>(static_cast<int32_t>(*begin)) : std::nullopt,
-                                  in.cells, {.rank = ranks.rank(), .ranks = ranks.size()}, results, progress,
-                                  [&] { return signals.requested(); });
+  const bool stopped = !run_ruler(
+      model, trained.tokenizer(), begin ? std::optional<int32_t>(static_cast<int32_t>(*begin)) : std::nullopt,
+      in.cells, {.rank = mesh.data().rank(), .ranks = mesh.data().size()}, results, progress,
+      [&] { return any_rank(mesh.context(), signals.requested()); });
   const bool incomplete = any_rank(ranks, stopped);
   if (incomplete) exit_code = static_cast<int>(ExitCode::preempted);
   if (!leads) return;
@@ -364,13 +382,19 @@ void add_ruler_command(Command& app, int& exit_code) {
   command->add_option("-o,--output", c->output, "folder of the answers (RUN/ruler)")->type_name("FOLDER");
   command->add_option("--together", c->together, "prompts that are continued at once (8)");
   command->add_option("--chunk", c->chunk, "tokens of a prompt that pass through the model together (512)");
+  command
+      ->add_option(
+          "--context", c->context,
+          "ranks that share every prompt: they divide its chunks, and each keeps all keys and values (1)")
+      ->type_name("N");
   command->add_option("--device", c->device, "auto, cpu or cuda; overrides the run's train.device")
       ->type_name("DEVICE");
   add_tokenizer_option(*command, c->tokenizer);
   command->add_flag("--json", c->json, "print the summary as one line of JSON");
   command->footer(
       "Every answer is kept at once: the same command goes on where it was stopped. Under mpirun the ranks\n"
-      "divide the prompts.\n"
+      "divide the prompts; with --context N, groups of N ranks do, and each prompt is read by N ranks "
+      "together.\n"
       "Examples:\n"
       "  sluice ruler runs/gated --lengths 1k,2k,4k --haystack essays.txt\n"
       "  sluice ruler runs/gated --lengths 8k --yarn 4 --tasks niah_single_1,vt --samples 500\n"

@@ -4,13 +4,14 @@
 
 #include "config/derived.h"
 #include "core/host_view.h"
+#include "eval/sample_rows.h"
 
 namespace sluice {
 namespace {
 
 // The rest of a prompt passes in chunks of these sizes and of powers of two between them; the last one is
 // padded.
-constexpr int64_t kSmallChunk = 64, kLargeChunk = 256;
+constexpr int64_t kSmallChunk = CachedModel::kSharedTokens, kLargeChunk = 256;
 
 }  // namespace
 
@@ -19,6 +20,7 @@ struct CachedModel::Pass {
   Context ctx;
   ForwardBuffers buffers;
   Tensor logits;  // (rows, V), or (1, V) of one row of a chunk
+  int64_t mine;   // of the rows, this rank's
 
   struct Bytes {
     int64_t activations = 0, host = 0, scratch = 0;
@@ -26,20 +28,24 @@ struct CachedModel::Pass {
   Pass(const TrainedModel& trained, int64_t rows, bool each, const Bytes& bytes)
       : activations("activations", bytes.activations, trained.device()),
         host("host", bytes.host),
-        ctx(bytes.scratch, trained.device()) {
-    buffers = make_forward_buffers(trained, activations, host, rows, Recompute::block);
+        ctx(bytes.scratch, trained.device()),
+        mine(each || !trained.model().sequence_ranks()
+                 ? rows
+                 : rows / trained.model().sequence_ranks()->split().ranks) {
+    buffers = make_forward_buffers(trained, activations, host, mine, Recompute::block);
     logits = activations.alloc("logits", accumulate_dtype(trained.dtype()),
                                {each ? rows : 1, trained.config().model.vocab_size});
   }
   Bytes used() const {
     return {activations.high_water(), host.high_water(), std::max<int64_t>(ctx.scratch.high_water(), 64)};
   }
-  void set(int64_t row, int32_t token, int64_t position) const {
+  /// first_key: see take_part (nn/sequence_ranks.h) where ranks share the sequence.
+  void set(int64_t row, int32_t token, int64_t position, int64_t first_key = 0) const {
     const Batch& batch = buffers.host;
     batch.tokens.as<int32_t>()[row] = token;
     batch.targets.as<int32_t>()[row] = -1;
     batch.positions.as<int32_t>()[row] = static_cast<int32_t>(position);
-    batch.first_key.as<int32_t>()[row] = 0;
+    batch.first_key.as<int32_t>()[row] = static_cast<int32_t>(first_key);
   }
 };
 
@@ -52,6 +58,11 @@ CachedModel::CachedModel(const TrainedModel& trained, const Sizes& sizes) : trai
          "a context of {} tokens is longer than the model's {} positions (model.max_position_embeddings, or "
          "data.seq_len)",
          sizes.context, positions);
+  if (ranks()) {
+    SLUICE_CHECK(ranks()->split().seq_len == kSharedTokens, "CachedModel: ranks share {} tokens, not {}",
+                 ranks()->split().seq_len, kSharedTokens);
+    sizes_.chunk = std::max(sizes_.chunk / kSharedTokens, int64_t{1}) * kSharedTokens;
+  }
   sizes_.chunk = std::min(sizes_.chunk, (sizes_.context + kSmallChunk - 1) / kSmallChunk * kSmallChunk);
   const auto make = [&](Arena& arena) {
     std::vector<KeyValueCache> caches;
@@ -92,7 +103,7 @@ void CachedModel::copy_sequence(int64_t from, int64_t to) {
   KeyValueCache& copied = caches_.at(static_cast<size_t>(to));
   copied.length = source.length;
   if (source.length == 0 || from == to) return;
-  Context& ctx = pass(1, false).ctx;
+  Context& ctx = pass(1, ranks() != nullptr).ctx;
   written_.await(ctx);
   for (size_t layer = 0; layer < source.keys.size(); ++layer) {
     copy(ctx, copied.keys[layer].rows(0, source.length), source.keys[layer].rows(0, source.length));
@@ -128,7 +139,9 @@ CachedModel::Pass& CachedModel::pass(int64_t rows, bool each) {
     cache.length = sizes_.context + kSmallChunk - rows;
     model.forward(dry.ctx, dry.buffers.batch, dry.buffers.saved, {}, &cache);
   }
-  model.logits(dry.ctx, dry.logits, dry.buffers.saved.hidden.rows(0, dry.logits.dim(0)));
+  const Tensor& hidden = dry.buffers.saved.hidden;
+  ScratchScope t(dry.ctx.scratch);
+  model.logits(dry.ctx, dry.logits, each ? hidden.rows(0, rows) : row_of_all(dry.ctx, t, ranks(), hidden, 0));
   made = std::make_unique<Pass>(trained_, rows, each, dry.used());
   return *made;
 }
@@ -141,16 +154,25 @@ std::span<const float> CachedModel::read_logits(Pass& pass) {
   for (size_t i = 0; i < logits_.size(); ++i)
     logits_[i] =
         logits.dtype == DType::f64 ? static_cast<float>(logits.as<double>()[i]) : logits.as<float>()[i];
+  if (!ranks()) return logits_;
+  // Whatever rounding differs between machines, the ranks continue with the same tokens.
+  std::vector<float> all(logits_.size() * static_cast<size_t>(ranks()->split().ranks));
+  ranks()->ranks().all_gather(all.data(), logits_.data(),
+                              std::ssize(logits_) * static_cast<int64_t>(sizeof(float)));
+  all.resize(logits_.size());
+  logits_ = std::move(all);
   return logits_;
 }
 
 /// tokens: at most as many as the pass has rows; the rest is padding, which stands behind them and is then
 /// forgotten.
 void CachedModel::forward_chunk(Pass& pass, KeyValueCache& cache, std::span<const int32_t> tokens) {
-  const int64_t rows = pass.buffers.batch.tokens.numel(), first = cache.length, count = std::ssize(tokens),
-                last = max_positions(trained_.config()) - 1;
-  for (int64_t i = 0; i < rows; ++i)
-    pass.set(i, i < count ? tokens[static_cast<size_t>(i)] : 0, std::min(first + i, last));
+  const int64_t first = cache.length, count = std::ssize(tokens), last = max_positions(trained_.config()) - 1;
+  for (int64_t row = 0; row < pass.mine; ++row) {
+    const int64_t i = ranks() ? ranks()->split().token_of(row) : row;
+    pass.set(row, i < count ? tokens[static_cast<size_t>(i)] : 0, std::min(first + i, last),
+             ranks() ? row - (first + i) : 0);
+  }
   pass.buffers.upload(pass.ctx);
   written_.await(pass.ctx);
   trained_.model().forward(pass.ctx, pass.buffers.batch, pass.buffers.saved, {}, &cache);
@@ -174,13 +196,16 @@ std::span<const float> CachedModel::prefill(int64_t sequence, std::span<const in
                "CachedModel: {} tokens behind {} of at most {}", tokens.size(), cache.length, sizes_.context);
   for (;;) {
     const auto left = static_cast<int64_t>(tokens.size());
+    if (left == 1 && ranks()) return step(std::vector<Next>{{sequence, tokens[0]}});
     const int64_t rows = left == 1 ? 1 : rows_of_chunk(cache.length, left);
     const int64_t count = std::min(left, rows - cache.length % rows);
     Pass& chunk = pass(rows, false);
     forward_chunk(chunk, cache, tokens.first(static_cast<size_t>(count)));
     tokens = tokens.subspan(static_cast<size_t>(count));
     if (!tokens.empty()) continue;
-    trained_.model().logits(chunk.ctx, chunk.logits, chunk.buffers.saved.hidden.rows(count - 1, 1));
+    ScratchScope t(chunk.ctx.scratch);
+    trained_.model().logits(chunk.ctx, chunk.logits,
+                            row_of_all(chunk.ctx, t, ranks(), chunk.buffers.saved.hidden, count - 1));
     return read_logits(chunk);
   }
 }

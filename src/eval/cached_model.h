@@ -1,6 +1,8 @@
 #pragma once
 // Forward passes of a trained model over sequences whose earlier keys and values are kept: prompts in chunks
-// of bounded memory, then one token at a time for several sequences at once.
+// of bounded memory, then one token at a time for several sequences at once. Where ranks share the model's
+// sequences (TrainedModel, in parts of kSharedTokens), they divide the chunks of prompts, and each has all
+// keys and values; the next tokens are computed by each of them.
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -14,6 +16,7 @@ namespace sluice {
 
 class CachedModel {
  public:
+  static constexpr int64_t kSharedTokens = 64;
   struct Sizes {
     int64_t context = 0;    // tokens of a sequence; at most the model's positions
     int64_t sequences = 1;  // kept at once
@@ -32,7 +35,8 @@ class CachedModel {
   void copy_sequence(int64_t from, int64_t to);
 
   /// Appends one or more tokens to a sequence. Returns the logits (V) after the last of them, valid until the
-  /// next call. At a given length the results do not depend on what the sequence held before truncate().
+  /// next call. Collective where ranks share the sequences, as step() is: all have the logits of the first of
+  /// them. At a given length the results do not depend on what the sequence held before truncate().
   std::span<const float> prefill(int64_t sequence, std::span<const int32_t> tokens);
   struct Next {
     int64_t sequence;
@@ -56,6 +60,7 @@ class CachedModel {
   struct Pass;  // memory of a pass over some rows
   Pass& pass(int64_t rows, bool each);
   std::span<const float> read_logits(Pass& pass);
+  const SequenceRanks* ranks() const { return trained_.model().sequence_ranks(); }
   int64_t rows_of_chunk(int64_t length, int64_t left) const;
   void forward_chunk(Pass& pass, KeyValueCache& cache, std::span<const int32_t> tokens);
 

@@ -105,8 +105,14 @@ RulerTask task_of_file(const std::string& path) {
   fail(ExitCode::usage, "{}: name the file, or its folder, after its task: niah_single_1.jsonl", path);
 }
 
-RulerResults::RulerResults(const std::string& path, const nlohmann::ordered_json& header, int rank)
-    : path_(path), header_(header.dump()), kept_in_(rank == 0 ? path : fmt::format("{}.rank{}", path, rank)) {
+RulerResults::RulerResults(const std::string& path, const nlohmann::ordered_json& header, int rank,
+                           bool keeps)
+    : path_(path), header_(header.dump()) {
+  if (!keeps) {
+    read(path_);
+    return;
+  }
+  kept_in_ = rank == 0 ? path : fmt::format("{}.rank{}", path, rank);
   if (rank == 0)
     lock_.emplace(path_ + ".lock",
                   fmt::format("{}: another sluice ruler answers these prompts; wait for it, or give another "
@@ -164,9 +170,11 @@ bool RulerResults::has(RulerTask task, int64_t length, int64_t sample) const {
 }
 
 void RulerResults::add(const RulerAnswer& answer) {
-  io::OutputFile file(kept_in_, io::OutputFile::Mode::append);
-  file.write(to_json(answer).dump() + "\n");
-  file.close();
+  if (!kept_in_.empty()) {
+    io::OutputFile file(kept_in_, io::OutputFile::Mode::append);
+    file.write(to_json(answer).dump() + "\n");
+    file.close();
+  }
   answers_.push_back(answer);
 }
 

@@ -36,7 +36,9 @@ class RulerResults {
  public:
   /// Rank 0 first: the others read what it has written. Error(cannot_create) if another program holds the
   /// lock.
-  RulerResults(const std::string& path, const nlohmann::ordered_json& header, int rank = 0);
+  /// keeps: whether answers are written, or only those of others are known.
+  RulerResults(const std::string& path, const nlohmann::ordered_json& header, int rank = 0,
+               bool keeps = true);
   /// Rank 0: takes over what the other ranks have kept, and removes their files.
   void take_over();
   bool has(RulerTask task, int64_t length, int64_t sample) const;
@@ -47,7 +49,7 @@ class RulerResults {
  private:
   void read(const std::string& path);
 
-  std::string path_, header_, kept_in_;
+  std::string path_, header_, kept_in_;  // kept_in: empty where nothing is written
   std::optional<FileLock> lock_;  // of rank 0
   std::vector<RulerAnswer> answers_;
 };

@@ -42,15 +42,20 @@ std::vector<double> SampleRows::losses(Context& ctx) const {
   return whole_rows(ctx, ranks_, read_values(ctx, buffers_.losses), 1);
 }
 
-Tensor SampleRows::hidden(Context& ctx, ScratchScope& t, int64_t token) const {
-  const Tensor& mine = buffers_.saved.hidden;
-  if (!ranks_) return mine.rows(token, 1);
-  const Tensor row = t.like("hidden state of a rank", mine.rows(0, 1));
-  const HostView view(ctx, mine);
+Tensor row_of_all(Context& ctx, ScratchScope& t, const SequenceRanks* ranks, const Tensor& rows,
+                  int64_t token) {
+  if (!ranks) return rows.rows(token, 1);
+  const Tensor row = t.like("row of a rank", rows.rows(0, 1));
+  const HostView view(ctx, rows);
+  if (ctx.dry_run) return row;
   const std::vector<char> bytes =
-      rows_of_tokens(ranks_, {token}, static_cast<const char*>(view.tensor().data), row.bytes());
+      rows_of_tokens(ranks, {token}, static_cast<const char*>(view.tensor().data), row.bytes());
   write_tensor(ctx, row, bytes.data());
   return row;
+}
+
+Tensor SampleRows::hidden(Context& ctx, ScratchScope& t, int64_t token) const {
+  return row_of_all(ctx, t, ranks_, buffers_.saved.hidden, token);
 }
 
 int32_t SampleRows::agreed(int32_t found) const {

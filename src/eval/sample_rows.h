@@ -8,6 +8,11 @@
 
 namespace sluice {
 
+/// Collective. Row `token` of those of all ranks that share sequences, (1, C), from rows (T, C) of every
+/// rank, in t; without ranks that row itself.
+Tensor row_of_all(Context& ctx, ScratchScope& t, const SequenceRanks* ranks, const Tensor& rows,
+                  int64_t token);
+
 class SampleRows {
  public:
   /// buffers: those of this rank's forward passes, which outlive this, as the model does.

@@ -100,12 +100,13 @@ TrainedModel::TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_o
                            const std::vector<std::string>& overrides)
     : TrainedModel(checkpoint_files(checkpoint, device, tokenizer, overrides), tokens_at_once) {}
 
-TrainedModel::TrainedModel(ModelFiles files, int64_t tokens_at_once, Communicator* sequences)
+TrainedModel::TrainedModel(ModelFiles files, int64_t tokens_at_once, Communicator* sequences,
+                           int64_t shared_tokens)
     : config_(std::move(files.config)),
       device_(resolve_device(config_.train.device)),
       tokenizer_(std::move(files.tokenizer)),
       store_(config_.lora) {
-  allocate(tokens_at_once, sequences, [&](Context& ctx) {
+  allocate(tokens_at_once, sequences, shared_tokens, [&](Context& ctx) {
     std::vector<NamedTensor> weights;
     weights.reserve(store_.specs().size());
     for (int id = 0; id < static_cast<int>(store_.specs().size()); ++id)
@@ -119,13 +120,15 @@ TrainedModel::TrainedModel(const Config& config, int64_t tokens_at_once, Communi
       device_(Device::cpu),
       tokenizer_(make_tokenizer(TokenizerConfig{})),
       store_(config.lora) {
-  allocate(tokens_at_once, sequences, [&](Context& ctx) { store_.initialize(ctx, config_.train.seed); });
+  allocate(tokens_at_once, sequences, 0, [&](Context& ctx) { store_.initialize(ctx, config_.train.seed); });
 }
 
-void TrainedModel::allocate(int64_t tokens_at_once, Communicator* sequences,
+void TrainedModel::allocate(int64_t tokens_at_once, Communicator* sequences, int64_t shared_tokens,
                             const std::function<void(Context&)>& fill) {
   SLUICE_CHECK(!sequences || device_ == Device::cpu, "TrainedModel: GPUs share no sequences");
-  if (sequences) sequence_ranks_.emplace(*sequences, config_.data.seq_len, /*queue=*/nullptr);
+  if (sequences)
+    sequence_ranks_.emplace(*sequences, shared_tokens > 0 ? shared_tokens : config_.data.seq_len,
+                            /*queue=*/nullptr);
   model_ = std::make_unique<Transformer>(config_.model, store_, ExpertRanks{},
                                          sequence_ranks_ ? &*sequence_ranks_ : nullptr);
   const DType dtype = storage_dtype(config_.train.precision);

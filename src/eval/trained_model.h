@@ -56,9 +56,11 @@ ModelFiles checkpoint_files(const CheckpointInfo& checkpoint, const std::string&
 
 class TrainedModel {
  public:
-  /// sequences: the ranks that share every sequence of data.seq_len tokens, more than one of them, on CPUs,
-  /// which outlive this: forward passes are collective among them; nullptr: whole sequences on this rank.
-  TrainedModel(ModelFiles files, int64_t tokens_at_once, Communicator* sequences = nullptr);
+  /// sequences: the ranks that share every sequence, more than one of them, on CPUs, which outlive this:
+  /// forward passes are collective among them; nullptr: whole sequences on this rank. shared_tokens: of a
+  /// sequence, which they cut into chunks (comm/sequence_split.h); 0: data.seq_len.
+  TrainedModel(ModelFiles files, int64_t tokens_at_once, Communicator* sequences = nullptr,
+               int64_t shared_tokens = 0);
   /// Loads the weights. tokens_at_once: the typical size of a forward pass. device, overrides: as for
   /// checkpoint_config. tokenizer: as for checkpoint_tokenizer.
   TrainedModel(const CheckpointInfo& checkpoint, int64_t tokens_at_once, const std::string& device = "",
@@ -78,7 +80,8 @@ class TrainedModel {
   int64_t num_parameters() const { return store_.total(); }
 
  private:
-  void allocate(int64_t tokens_at_once, Communicator* sequences, const std::function<void(Context&)>& fill);
+  void allocate(int64_t tokens_at_once, Communicator* sequences, int64_t shared_tokens,
+                const std::function<void(Context&)>& fill);
 
   Config config_;
   Device device_;  // of train.device

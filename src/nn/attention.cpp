@@ -146,8 +146,7 @@ Attention::Gathered Attention::begin_gather(Context& ctx, ScratchScope& t, const
                                             const Saved& s) const {
   Gathered g = {.ranks = sequence.ranks};
   if (!g.ranks) return g;
-  SLUICE_CHECK(!sequence.cache && sequence.caches.empty(),
-               "attention: ranks share sequences without a cache of keys and values");
+  SLUICE_CHECK(sequence.caches.empty(), "attention: ranks share no sequences of one token each");
   const auto whole = [&](const char* name, const Tensor& mine) {
     return t.alloc(name, mine.dtype, {g.ranks->split().ranks * mine.dim(0), mine.dim(1), mine.dim(2)});
   };
@@ -157,11 +156,12 @@ Attention::Gathered Attention::begin_gather(Context& ctx, ScratchScope& t, const
   return g;
 }
 
-/// The inputs of the core, without a KV cache.
-Heads Attention::heads_of(Context& ctx, const Gathered& g, const Tensor& x, const Saved& s) const {
+/// The inputs of the core, without the earlier keys and values of a KV cache.
+Heads Attention::heads_of(Context& ctx, const Gathered& g, const Tensor& x, const Sequence& sequence,
+                          const Saved& s) const {
   const Tensor& q = s.q_position.y;
   if (!g.ranks) return {q, s.k_position.y, s.gates[P::value].y, x};
-  return {q, g.ranks->finish(ctx, g.k), g.ranks->finish(ctx, g.v), x, g.ranks->own_key(q.dim(0))};
+  return {q, g.ranks->finish(ctx, g.k), g.ranks->finish(ctx, g.v), x, sequence.own_key};
 }
 
 void Attention::forward(Context& ctx, const Tensor& x, const Sequence& sequence, Saved& s) const {
@@ -181,7 +181,7 @@ void Attention::forward(Context& ctx, const Tensor& x, const Sequence& sequence,
   q_position_.forward(ctx, s.gates[P::query].y, sequence, s.q_position);
   const FusedGate fused = gates_[P::sdpa_output].fused_forward(ctx, x, s.gates[P::sdpa_output]);
 
-  Heads heads = heads_of(ctx, gathered, x, s);
+  Heads heads = heads_of(ctx, gathered, x, sequence, s);
   if (sequence.cache) sequence.cache->append(ctx, layer_, heads.k, heads.v);
   std::visit([&](const auto& core) { core.forward(ctx, heads, sequence, fused, s.core); }, core_);
   exclusive_.forward(ctx, s.core.y, s.gates[P::value].y, s.exclusive);
@@ -220,7 +220,7 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
   FusedGate fused = gates_[P::sdpa_output].fused_gate(s.gates[P::sdpa_output]);
   if (fused) fused.dlogits = t.like("attention.dgate", fused.logits), fused.dscores = dimportance;
   const Tensor measured = gated ? Tensor() : dimportance;
-  const Heads heads = heads_of(ctx, gathered, x, s);
+  const Heads heads = heads_of(ctx, gathered, x, sequence, s);
   const auto core_backward = [&](const AttentionGrads& grads) {
     const auto of_kind = [&](const auto& core) {
       core.backward(ctx, grads, d_o, heads, sequence, fused, measured, s.core);

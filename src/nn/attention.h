@@ -96,7 +96,8 @@ class Attention {
   void count_heads(Context& ctx, const Sequence& sequence, const Saved& s) const;
   struct Gathered;
   Gathered begin_gather(Context& ctx, ScratchScope& t, const Sequence& sequence, const Saved& s) const;
-  Heads heads_of(Context& ctx, const Gathered& gathered, const Tensor& x, const Saved& s) const;
+  Heads heads_of(Context& ctx, const Gathered& gathered, const Tensor& x, const Sequence& sequence,
+                 const Saved& s) const;
 
   ParamStore& store_;
   int64_t layer_, heads_, head_dim_, hidden_size_;

@@ -24,8 +24,6 @@ ParamStore::Id add_matrix(const ModelConfig& config, ParamStore& store, const st
 
 Tensor matrix(const Tensor& t) { return t.view({t.dim(0), t.numel() / t.dim(0)}); }
 
-Tensor own_key(const Sequence& s) { return s.ranks ? s.ranks->own_key(s.first_key.dim(0)) : Tensor(); }
-
 }  // namespace
 
 Indexer::Indexer(const ModelConfig& config, ParamStore& store, const std::string& prefix)
@@ -97,7 +95,9 @@ void Indexer::project(Context& ctx, const Tensor& x, const Sequence& sequence, S
 
 void Indexer::keep(Context& ctx, const Sequence& sequence, int64_t layer, Saved& s) const {
   if (sequence.cache) {
-    s.k = s.means = sequence.cache->append_index_keys(ctx, layer, s.k);
+    ScratchScope t(ctx.scratch);
+    const Tensor k = sequence.ranks ? sequence.ranks->whole(ctx, t, s.k) : s.k;
+    s.k = s.means = sequence.cache->append_index_keys(ctx, layer, k);
   } else if (config_.block > 1 && !sequence.ranks) {
     block_means(ctx, s.means, s.k, sequence.first_key, config_.block);
   }
@@ -113,7 +113,7 @@ Indexer::Keys Indexer::keys(Context& ctx, ScratchScope& t, const SequenceRanks* 
   if (config_.block == 1) return {all, {}};
   const Keys keys = {.means = t.like("indexer.means of all ranks", all),
                      .first_key = t.alloc("indexer.first_key of all ranks", DType::i32, {tokens})};
-  ranks->gather_first_keys(ctx, keys.first_key, first_key);
+  ranks->gather_first_keys(ctx, keys.first_key, first_key, ranks->own_key(first_key.dim(0)));
   block_means(ctx, keys.means, all, keys.first_key, config_.block);
   return keys;
 }
@@ -138,8 +138,8 @@ IndexInputs Indexer::inputs(const Saved& s, const Tensor& keys, const Tensor& fi
 void Indexer::select(Context& ctx, const Selection& out, const Sequence& sequence, const Saved& s,
                      const Tensor& sums) const {
   ScratchScope t(ctx.scratch);
-  const Keys all = keys(ctx, t, sequence.ranks, sequence.first_key, s);
-  IndexInputs in = inputs(s, all.means, sequence.first_key, own_key(sequence));
+  const Keys all = keys(ctx, t, sequence.cache ? nullptr : sequence.ranks, sequence.first_key, s);
+  IndexInputs in = inputs(s, all.means, sequence.first_key, sequence.own_key);
   if (sequence.cache && config_.block > 1) {
     in.k = t.like("indexer.means", s.k);
     block_means(ctx, in.k, s.k, sequence.cache->first_key.rows(0, s.k.dim(0)), config_.block);
@@ -158,7 +158,7 @@ void Indexer::backward(Context& ctx, Tensor dx, Into& into, const Tensor& x, con
   d.dbias = grad(bias_), d.dw_bias = grad(w_bias_), d.dlog_temperature = grad(log_temperature_);
   const IndexLossConfig& loss = config_.loss;
   index_loss(ctx, d, sequence.indexers->row(layer),
-             inputs(s, all.means, sequence.first_key, own_key(sequence)), target, selection,
+             inputs(s, all.means, sequence.first_key, sequence.own_key), target, selection,
              {.coefficient = loss.coefficient / static_cast<double>(layers_ * sets_),
               .temperature = loss.temperature,
               .log_temperature = value(log_temperature_),

@@ -13,7 +13,7 @@ struct IndexerLoad;   // nn/indexer_loss.h
 class SequenceRanks;  // nn/sequence_ranks.h
 
 /// KV cache of one sequence, for generation. Keys and values are gated, normalised and rotated, as attention
-/// reads them.
+/// reads them. Where ranks share the sequence, each has all of them.
 struct KeyValueCache {
   std::vector<Tensor> keys, values;     // per layer (max_tokens, Hkv, D)
   std::vector<Tensor> index_keys = {};  // sparse attention: the indexer's, per layer (max_tokens, d)
@@ -40,7 +40,9 @@ struct Sequence {
   KeyValueCache* cache = nullptr;
   std::span<KeyValueCache* const> caches = {};  // one token of each of several sequences, instead of cache
   const ValueZeroing* zeroing = nullptr;        // forward only, without a cache
-  const SequenceRanks* ranks = nullptr;         // those that share the sequences; without a cache
+  const SequenceRanks* ranks = nullptr;         // those that share the sequences; not with caches
+  /// With ranks: where the queries' own keys lie among the keys of all ranks, (T) i32 (ops/attention.h).
+  Tensor own_key = {};
   /// With parallel.determinism: exact, where ranks share sequences: the same of their tokens together, as one
   /// rank has it, where sums over tokens need it. Otherwise nullptr.
   const Sequence* whole = nullptr;

@@ -45,6 +45,15 @@ void SequenceRanks::allocate(Context& ctx, Arena& arena, int64_t tokens) {
   write_tensor(ctx, own_key_, places.data());
 }
 
+Tensor SequenceRanks::own_key_behind(Context& ctx, ScratchScope& t, int64_t before, int64_t tokens) const {
+  const Tensor own_key = t.alloc("context.own_key", DType::i32, {tokens});
+  if (ctx.dry_run) return own_key;
+  std::vector<int32_t> places;
+  for (int64_t i = 0; i < tokens; ++i) places.push_back(static_cast<int32_t>(before + split_.token_of(i)));
+  write_tensor(ctx, own_key, places.data());
+  return own_key;
+}
+
 /// The heads of a sample are gathered in the order of the sequence, the tails in the opposite one.
 SequenceRanks::Gather SequenceRanks::begin_gather(Context& ctx, Tensor whole, const Tensor& rows) const {
   SLUICE_CHECK(whole.dim(0) == rows.dim(0) * split_.ranks && rows.dim(0) % split_.length() == 0,
@@ -102,7 +111,7 @@ Tensor SequenceRanks::whole_heads(Context& ctx, ScratchScope& t, const Tensor& h
 Batch SequenceRanks::whole_batch(Context& ctx, ScratchScope& t, const Batch& batch) const {
   Batch all = {whole(ctx, t, batch.tokens), whole(ctx, t, batch.targets), whole(ctx, t, batch.positions),
                t.alloc("context.whole_first_key", DType::i32, {split_.ranks * batch.first_key.dim(0)})};
-  gather_first_keys(ctx, all.first_key, batch.first_key);
+  gather_first_keys(ctx, all.first_key, batch.first_key, own_key(batch.first_key.dim(0)));
   return all;
 }
 
@@ -114,10 +123,11 @@ void SequenceRanks::take_own(Context& ctx, Tensor rows, const Tensor& whole) con
     copy(ctx, rows.rows(i * c, c), whole.rows(i / 2 * split_.seq_len + split_.begin(split_.rank, i % 2), c));
 }
 
-Tensor SequenceRanks::gather_first_keys(Context& ctx, Tensor whole, const Tensor& first_key) const {
+Tensor SequenceRanks::gather_first_keys(Context& ctx, Tensor whole, const Tensor& first_key,
+                                        const Tensor& own_key) const {
   ScratchScope scratch(ctx.scratch);
   const Tensor mine = scratch.like("context.first_key", first_key);
-  absolute_first_key(ctx, mine, first_key, own_key(mine.dim(0)));
+  absolute_first_key(ctx, mine, first_key, own_key);
   return finish(ctx, begin_gather(ctx, whole, mine));
 }
 

@@ -25,6 +25,8 @@ class SequenceRanks : public TokenRows {
   Communicator& ranks() const { return ranks_; }
   /// (tokens) i32: where each of this rank's tokens lies among the tokens of all ranks (ops/attention.h).
   Tensor own_key(int64_t tokens) const { return own_key_.rows(0, tokens); }
+  /// The same, in t, where all ranks have `before` tokens before these (KeyValueCache).
+  Tensor own_key_behind(Context& ctx, ScratchScope& t, int64_t before, int64_t tokens) const;
 
   /// An all-gather under way.
   struct Gather {
@@ -36,8 +38,8 @@ class SequenceRanks : public TokenRows {
   Gather begin_gather(Context& ctx, Tensor whole, const Tensor& rows) const;
   Tensor finish(Context& ctx, const Gather& gather) const;
   /// Collective. whole (N T) i32 = the first visible token of the tokens of all ranks, counted among these,
-  /// from first_key (T) of this rank's (nn/batch.h).
-  Tensor gather_first_keys(Context& ctx, Tensor whole, const Tensor& first_key) const;
+  /// from first_key (T) of this rank's (nn/batch.h). own_key: where its tokens lie among these.
+  Tensor gather_first_keys(Context& ctx, Tensor whole, const Tensor& first_key, const Tensor& own_key) const;
   Tensor room(ScratchScope& t, const Tensor& rows) const override;
   Tensor whole(Context& ctx, ScratchScope& t, const Tensor& rows) const override;
   void take_own(Context& ctx, Tensor rows, const Tensor& whole) const override;

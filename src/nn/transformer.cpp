@@ -55,20 +55,28 @@ Flops Transformer::block_flops(int64_t seq_len, int64_t count) const {
 void Transformer::forward(Context& ctx, const Batch& batch, Saved& s, const StepLoad& load,
                           KeyValueCache* cache, const ValueZeroing* zeroing) const {
   check_batch("Transformer::forward", batch, s, cache);
-  Sequence tokens = sequence(batch, cache, &load);
+  Sequence tokens = sequence(batch, cache, &load, sequence_ranks_);
   // Over whole sequences keys are selected in backward once more, and counted there.
   if (sums_whole()) tokens.indexers = nullptr;
   tokens.zeroing = zeroing;
   ScratchScope t(ctx.scratch);
+  if (cache && sequence_ranks_)
+    tokens.own_key = sequence_ranks_->own_key_behind(ctx, t, cache->length, batch.tokens.dim(0));
   Sequence whole;
   if (sums_whole() && tokens.heads) {
     whole = whole_sequence(ctx, t, batch, load);
     tokens.whole = &whole;
   }
-  if (cache && cache->first_key)
-    copy(ctx, cache->first_key.rows(cache->length, batch.tokens.dim(0)), batch.first_key);
+  const int64_t added = batch.tokens.dim(0) * (sequence_ranks_ ? sequence_ranks_->split().ranks : 1);
+  if (cache && cache->first_key) {
+    const Tensor kept = cache->first_key.rows(cache->length, added);
+    if (sequence_ranks_)
+      sequence_ranks_->gather_first_keys(ctx, kept, batch.first_key, tokens.own_key);
+    else
+      copy(ctx, kept, batch.first_key);
+  }
   forward(ctx, batch, tokens, routers(load, batch), s);
-  if (cache) cache->length += batch.tokens.dim(0);
+  if (cache) cache->length += added;
 }
 
 void Transformer::forward_each(Context& ctx, const Batch& batch, Saved& s,
@@ -78,7 +86,7 @@ void Transformer::forward_each(Context& ctx, const Batch& batch, Saved& s,
                batch.tokens.dim(0), count);
   for (const KeyValueCache* cache : caches) check_cache("Transformer::forward_each", *cache, 1);
   check_batch("Transformer::forward_each", batch, s, nullptr);
-  Sequence tokens = sequence(batch, nullptr, nullptr);
+  Sequence tokens = sequence(batch, nullptr, nullptr, nullptr);  // every rank computes all of these tokens
   tokens.caches = caches;
   for (int64_t i = 0; i < count; ++i)
     if (const KeyValueCache& cache = *caches[static_cast<size_t>(i)]; cache.first_key)
@@ -107,7 +115,7 @@ void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Sav
                            const StepLoad& load) const {
   check_batch("Transformer::backward", batch, s, nullptr);
   ScratchScope t(ctx.scratch);
-  Sequence whole, tokens = sequence(batch, nullptr, &load);
+  Sequence whole, tokens = sequence(batch, nullptr, &load, sequence_ranks_);
   if (sums_whole()) {
     whole = whole_sequence(ctx, t, batch, load);
     tokens.whole = &whole;
@@ -121,7 +129,7 @@ void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Sav
     store_.begin_use(ctx, unit, Pass::backward);
     // The shared activations are still the last layer's. What is computed again has been counted.
     if (s.recompute == Recompute::block && layer + 1 < blocks_.size())
-      blocks_[layer].forward(ctx, input(layer), sequence(batch, nullptr, nullptr),
+      blocks_[layer].forward(ctx, input(layer), sequence(batch, nullptr, nullptr, sequence_ranks_),
                              {.targets = of_routers.targets, .sequences = of_routers.sequences},
                              s.blocks[layer]);
     blocks_[layer].backward(ctx, d, input(layer), tokens, of_routers, s.blocks[layer]);
@@ -241,13 +249,15 @@ std::vector<Tensor> Transformer::index_variances() const {
   return all;
 }
 
-Sequence Transformer::sequence(const Batch& batch, KeyValueCache* cache, const StepLoad* load) const {
+Sequence Transformer::sequence(const Batch& batch, KeyValueCache* cache, const StepLoad* load,
+                               const SequenceRanks* ranks) const {
   return {.positions = batch.positions,
           .first_key = batch.first_key,
           .rope_cos = rope_cos_,
           .rope_sin = rope_sin_,
           .cache = cache,
-          .ranks = sequence_ranks_,
+          .ranks = ranks,
+          .own_key = ranks && !cache ? ranks->own_key(batch.first_key.dim(0)) : Tensor(),
           .heads = load && load->heads.totals ? &load->heads : nullptr,
           .targets = batch.targets,
           .index_cos = index_cos_,
@@ -264,9 +274,7 @@ RouterLoad Transformer::routers(const StepLoad& load, const Batch& batch) {
 
 Sequence Transformer::whole_sequence(Context& ctx, ScratchScope& t, const Batch& batch,
                                      const StepLoad& load) const {
-  Sequence whole = sequence(sequence_ranks_->whole_batch(ctx, t, batch), nullptr, &load);
-  whole.ranks = nullptr;
-  return whole;
+  return sequence(sequence_ranks_->whole_batch(ctx, t, batch), nullptr, &load, nullptr);
 }
 
 void Transformer::check_batch(const char* what, const Batch& batch, const Saved& s,
@@ -276,7 +284,7 @@ void Transformer::check_batch(const char* what, const Batch& batch, const Saved&
   check_tensor(what, "positions", batch.positions, DType::i32, {T});
   check_tensor(what, "first_key", batch.first_key, DType::i32, {T});
   SLUICE_CHECK(!rope_cos_.empty(), "{}: allocate_tables was not called", what);
-  if (cache) check_cache(what, *cache, T);
+  if (cache) check_cache(what, *cache, T * (sequence_ranks_ ? sequence_ranks_->split().ranks : 1));
 }
 
 void Transformer::check_cache(const char* what, const KeyValueCache& cache, int64_t tokens) const {

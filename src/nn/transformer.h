@@ -84,7 +84,8 @@ class Transformer {
   void forward(Context& ctx, const Batch& batch, const Sequence& tokens, const RouterLoad& load,
                Saved& s) const;
   /// Refers to *load, if there is one.
-  Sequence sequence(const Batch& batch, KeyValueCache* cache, const StepLoad* load) const;
+  Sequence sequence(const Batch& batch, KeyValueCache* cache, const StepLoad* load,
+                    const SequenceRanks* ranks) const;
   /// Whether ranks share sequences, and sums over tokens are those of one rank (params/token_rows.h).
   bool sums_whole() const { return store_.token_rows(); }
   /// load.routers with the batch's targets, if anything is counted.

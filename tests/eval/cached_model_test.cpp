@@ -2,7 +2,9 @@
 
 #include <catch2/catch.hpp>
 
+#include "comm/threads.h"
 #include "core/host_view.h"
+#include "core/parallel_for.h"
 #include "eval/batch_generate.h"
 #include "eval/tiny_checkpoint.h"
 #include "support/model.h"
@@ -177,6 +179,67 @@ TEST_CASE("memory of a long prompt is that of its cache and one chunk", "[cached
   CHECK(model.cache_bytes() >= 400 * 2 * 2 * 16 * 4);
   CHECK(model.cache_bytes() < 500 * 2 * 2 * 16 * 4);
   CHECK(model.cache_bytes_per_token() == 2 * 2 * 16 * 4);
+}
+
+TEST_CASE("ranks that share a prompt give the logits of one rank", "[cached_model][context]") {
+  Tiny tiny;
+  ModelConfig& m = tiny.training.config.model;
+  SECTION("softmax") {}
+  SECTION("a sink and a window") {
+    m.attention.kind = AttentionKind::sink;
+    m.attention.window = 70;
+  }
+  SECTION("experts and an extra key") {
+    tiny.training.add_experts();
+    m.attention.kind = AttentionKind::kv_bias;
+    m.attention.gates = {{.position = GatePosition::value}};
+  }
+  SECTION("selected keys") {
+    m.attention.kind = AttentionKind::sparse;
+    m.attention.sparse.indexer.rope = true;
+    m.attention.sparse.k = {.policy = BudgetPolicy::fixed, .base = 20};
+  }
+  SECTION("selected blocks of keys") {
+    m.attention.kind = AttentionKind::sparse;
+    m.attention.sparse.block = 3;
+    m.attention.sparse.indexer.rope = true;
+    m.attention.sparse.k = {.policy = BudgetPolicy::fixed, .base = 7};
+  }
+  m.vocab_size = 257;
+  const CheckpointInfo checkpoint = find_checkpoint(test::trained_checkpoint(tiny.training, 0));
+  std::vector<int32_t> prompt;
+  for (int i = 0; i < 393; ++i) prompt.push_back(i * i % 251);
+  // A long prompt in chunks, a part of it again, one token, a copy, and steps of two sequences.
+  const auto logits_of = [&](Communicator& comm) {
+    set_num_threads(1);
+    const TrainedModel trained(checkpoint_files(checkpoint), 64, comm.size() > 1 ? &comm : nullptr,
+                               CachedModel::kSharedTokens);
+    CachedModel model(trained, {.context = 400, .sequences = 2, .chunk = 128});
+    std::vector<float> all;
+    const auto keep = [&](std::span<const float> logits) {
+      all.insert(all.end(), logits.begin(), logits.end());
+    };
+    keep(model.prefill(0, prompt));
+    model.truncate(0, 101);
+    keep(model.prefill(0, std::span(prompt).subspan(101, 200)));
+    keep(model.prefill(0, std::span(prompt).subspan(301, 1)));
+    model.copy_sequence(0, 1);
+    keep(model.step(std::vector<CachedModel::Next>{{0, 7}, {1, 9}}));
+    keep(model.step(std::vector<CachedModel::Next>{{1, 11}}));
+    return all;
+  };
+  std::vector<float> one;
+  run_thread_ranks(1, [&](Communicator& comm) { one = logits_of(comm); });
+  REQUIRE(one.size() == 6 * 257);
+  for (const int ranks : {2, 4})
+    run_thread_ranks(ranks, [&](Communicator& comm) {
+      const std::vector<float> shared = logits_of(comm);
+      double farthest = 0;
+      for (size_t i = 0; i < one.size(); ++i)
+        farthest = std::max(farthest, static_cast<double>(std::abs(shared[i] - one[i])));
+      if (shared.size() != one.size() || !(farthest < 1e-5))
+        fail(ExitCode::internal, "{} ranks: rank {} differs by {}", ranks, comm.rank(), farthest);
+    });
 }
 
 TEST_CASE("a context beyond the model's positions and a prompt beyond the context are refused",

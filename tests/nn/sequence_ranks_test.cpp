@@ -91,7 +91,7 @@ TEST_CASE("rows of all ranks are gathered in the order of the sequences, and sum
       // Documents of 5 tokens.
       const auto first_of = [&](int64_t t) { return t - t % kSeqLen % 5; };
       for (int64_t t = 0; t < mine; ++t) Pool::set(first, t, t + first_of(token(t)) - token(t));
-      tables.gather_first_keys(ctx, firsts, first);
+      tables.gather_first_keys(ctx, firsts, first, tables.own_key(first.dim(0)));
       for (int64_t t = 0; t < ranks * mine; ++t)
         if (firsts.as<int32_t>()[t] != first_of(t)) throw std::runtime_error("another first key");
       ScratchScope scratch(ctx.scratch);

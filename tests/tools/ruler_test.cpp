@@ -30,6 +30,15 @@ TEST_CASE("ranks divide ruler's prompts, and take over what killed ranks have ke
   CHECK(count_of(io::read_file(file), "\n") == 1 + 4 * 5);
   CHECK_FALSE(io::exists(file + ".rank1"));
 
+  // Groups of two ranks share prompts; one of each group keeps the answers.
+  std::vector<std::string> shared = command("5", "shared");
+  shared.insert(shared.end(), {"--context", "2"});
+  CHECK(cells(ranks(shared, 4)) == alone);
+  CHECK(count_of(io::read_file(t.folder / "shared/step_00000008.jsonl"), "\n") == 1 + 4 * 5);
+  const Outcome undivided = ranks(shared, 3);
+  CHECK(undivided.code == 64);
+  CHECK_THAT(undivided.err, Contains("--context 2: 3 ranks cannot be divided into groups of that size"));
+
   // As after a kill: rank 1 has kept one answer and the beginning of another.
   const std::string all = io::read_file(file);
   const size_t header = all.find('\n') + 1, first = all.find('\n', header) + 1;
