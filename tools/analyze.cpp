@@ -137,9 +137,10 @@ void run(const Options& options, Communicator& ranks) {
   const auto& [files, config, sets] = inputs;
   const std::string path = files.path;
   const int64_t step = std::max<int64_t>(files.step, 0), trained_tokens = files.tokens;
+  const auto context = static_cast<int>(config.parallel.context);
+  require_groups(ranks, fmt::format("parallel.context = {}", context), context);
   if (leads) prepare_folder(options);
 
-  const auto context = static_cast<int>(config.parallel.context);
   const Mesh mesh(ranks, {.context = context});
   const TrainedModel trained(std::move(inputs.files), config.data.seq_len / context,
                              context > 1 ? &mesh.context() : nullptr);

@@ -49,4 +49,10 @@ void run_as_rank(const std::function<void(Communicator& world)>& body, double li
   }
 }
 
+void require_groups(const Communicator& world, const std::string& option, int64_t size) {
+  if (world.size() % size == 0) return;
+  fail(ExitCode::usage, "{}: {} rank{} cannot be divided into groups of that size", option, world.size(),
+       world.size() == 1 ? "" : "s");
+}
+
 }  // namespace sluice

@@ -1,6 +1,7 @@
 #pragma once
 // Runs a command as one of the processes started by a launcher.
 #include <functional>
+#include <string>
 
 #include "comm/communicator.h"
 #include "config/config.h"
@@ -14,5 +15,9 @@ void run_as_rank(
     const std::function<void(Communicator& world)>& body,
     double limit_seconds = ParallelConfig().timeout_seconds,
     const std::function<void()>& before_abort = [] {});
+
+/// Error(usage) that begins with `option` unless the ranks can be divided into groups of `size`, of which
+/// each shares sequences.
+void require_groups(const Communicator& world, const std::string& option, int64_t size);
 
 }  // namespace sluice

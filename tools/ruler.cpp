@@ -273,9 +273,7 @@ void run(const RulerCommand& c, Communicator& ranks, int& exit_code) {
   if (c.context != 1 && (c.context < 1 || CachedModel::kSharedTokens % (2 * c.context) != 0))
     fail(ExitCode::usage, "--context {}: as many ranks can share a prompt as 1, 2, 4, 8, 16 or 32",
          c.context);
-  if (ranks.size() % c.context != 0)
-    fail(ExitCode::usage, "--context {}: {} rank{} cannot be divided into groups of that size", c.context,
-         ranks.size(), ranks.size() == 1 ? "" : "s");
+  require_groups(ranks, fmt::format("--context {}", c.context), c.context);
   const Mesh mesh(ranks, {.context = c.context});
   if (!leads) spdlog::set_level(spdlog::level::err);  // warnings come from rank 0
   Inputs in;

@@ -11,6 +11,7 @@ namespace sluice {
 namespace {
 
 using Catch::Contains;
+using test::count_of;
 using test::no_mpi;
 using test::Outcome;
 using test::Program;
@@ -73,6 +74,51 @@ TEST_CASE("one, two and four ranks train the same model bit for bit, and analyse
   }
   for (const char* file : {"analysis.json", "value_norms.npy", "attention_mean.npy", "query_pca.npy"})
     CHECK(io::read_file(t.folder / "a0/" + file) == io::read_file(t.folder / "a2/" + file));
+}
+
+TEST_CASE("context parallelism under mpirun: the bits of one rank, and analyses that share samples",
+          "[ranks][context]") {
+  if (no_mpi()) return;
+  const TinyRun t;
+  const auto trained = [&](int ranks, const std::string& context) {
+    const std::string run = t.folder / fmt::format("{}_{}", ranks, context);
+    const Outcome o = train(t, ranks, run, {"parallel.context=" + context});
+    INFO(ranks << " ranks\n" << o.out << o.err);
+    REQUIRE(o.code == 0);
+    return run;
+  };
+  const std::string one = trained(0, "1");
+  for (const std::string& run : {trained(2, "2"), trained(4, "2"), trained(4, "4")})
+    check_same(t, run, one, 8);
+
+  const auto analysed = [&](int ranks, const std::string& context) {
+    return Program(
+               t.folder.path,
+               {"analyze", one, "-o", t.folder / fmt::format("a{}", ranks), "parallel.context=" + context},
+               {}, ranks)
+        .wait();
+  };
+  for (const auto& [ranks, context] : {std::pair(0, "1"), std::pair(2, "2"), std::pair(4, "2")}) {
+    const Outcome o = analysed(ranks, context);
+    INFO(ranks << " ranks\n" << o.out << o.err);
+    REQUIRE(o.code == 0);
+    const auto read = [&](int of) {
+      return nlohmann::json::parse(io::read_file(t.folder / fmt::format("a{}/analysis.json", of)));
+    };
+    const nlohmann::json a = read(ranks), b = read(0);
+    CHECK(a["sequences"] == b["sequences"]);
+    for (const char* name : {"first_token_attention", "mean_gate_score", "imbalance"})
+      CHECK(a["total"][name].get<double>() == Approx(b["total"][name].get<double>()).epsilon(1e-6));
+  }
+  for (const int ranks : {0, 3}) {
+    const Outcome o = analysed(ranks, "2");
+    INFO(o.err);
+    CHECK(o.code == 64);
+    CHECK_THAT(o.err,
+               Contains(fmt::format("parallel.context = 2: {} cannot be divided into groups of that size",
+                                    ranks == 0 ? "1 rank" : "3 ranks")));
+    CHECK(count_of(o.err, "error:") == 1);
+  }
 }
 
 TEST_CASE("ZeRO and expert parallelism under mpirun: the same bits, and a run resumes under any layout",

@@ -159,6 +159,8 @@ TEST_CASE("ruler refuses what cannot be measured", "[ruler]") {
   refused({"--lengths", "100"}, "no task fits into a length of 100");
   refused({"--lengths", "700", "--tasks", "needle"}, "--tasks needle: known are all, niah_single_1");
   refused({"--lengths", "700", "--tasks", "qa_1"}, "qa_1 needs --qa-1 JSONL");
+  refused({"--lengths", "700", "--context", "3"}, "--context 3: as many ranks can share a prompt as 1, 2, 4");
+  refused({"--lengths", "700", "--context", "2"}, "--context 2: 1 rank cannot be divided into groups");
   refused({"--lengths", "700", "--yarn", "0.5"}, "--yarn 0.5: must be at least 1");
   write_bytes(t.folder / "vt.jsonl",
               "{\"input\": \"" + std::string(800, 'x') + "\", \"outputs\": [\"A\"]}\n");
