@@ -213,8 +213,9 @@ TEST_CASE("training with shared sequences, data parallelism and ZeRO agrees with
   t.config.train.micro_batch_size = 1;
   const Outcome one = train(t, {}, 4);
   CHECK(one.losses.back() < one.losses.front());
-  for (const Layout& layout : {Layout{2, 2, 1}, Layout{4, 2, 0}, Layout{4, 2, 1}, Layout{4, 2, 2},
-                               Layout{4, 2, 3}, Layout{4, 4, 3}}) {
+  for (const Layout& layout :
+       {Layout{2, 2, 1}, Layout{4, 2, 0}, Layout{4, 2, 1}, Layout{4, 2, 2}, Layout{4, 2, 3}, Layout{4, 4, 0},
+        Layout{4, 4, 1}, Layout{4, 4, 2}, Layout{4, 4, 3}}) {
     INFO(describe(layout));
     const Outcome shared = train(t, layout, 4);
     CHECK(train(t, layout, 4).losses == shared.losses);
@@ -268,10 +269,14 @@ TEST_CASE("a training goes on with sequences on another number of ranks", "[cont
     t.config.model.attention.gates[0].granularity = GateGranularity::headwise;
   }
   const Outcome one = train(t, {}, 6);
-  for (const auto& [first, second] :
-       {std::pair<Layout, Layout>{{2, 2, 1}, {1, 1, 0}}, {{1, 1, 0}, {4, 4, 3}}, {{4, 2, 2}, {2, 2, 0}}}) {
+  for (const auto& [first, second] : {std::pair<Layout, Layout>{{2, 2, 1}, {1, 1, 0}},
+                                      {{1, 1, 0}, {4, 4, 3}},
+                                      {{4, 2, 2}, {2, 2, 0}},
+                                      {{4, 4, 1}, {2, 2, 2}},
+                                      {{4, 4, 3}, {1, 1, 0}}}) {
     INFO(describe(first) << ", then " << describe(second));
-    const std::string folder = t.folder / fmt::format("ckpt{}{}", first.ranks, second.ranks);
+    const std::string folder =
+        t.folder / fmt::format("ckpt{}{}{}", first.ranks, second.ranks, first.zero_stage);
     std::vector<double> losses(6);
     for (const Layout& layout : {first, second})
       run_thread_ranks(layout.ranks, [&](Communicator& c) {
