@@ -264,7 +264,7 @@ void read_inputs(Inputs& in, StartFacts& facts, const RulerCommand& c, const Mes
   for (const RulerCell& cell : in.cells)
     cells += fmt::format(" {}/{}/{}", name(cell.task), cell.length, cell.samples);
   facts.set("tasks, lengths and samples", cells);
-  facts.set("--context and --chunk", fmt::format("{} {} {}", c.context, c.chunk, c.together));
+  facts.set("--context, --chunk and --together", fmt::format("{} {} {}", c.context, c.chunk, c.together));
   state_device(facts, trained.config());
 }
 

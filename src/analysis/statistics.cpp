@@ -150,13 +150,15 @@ void Statistics::add(Context& ctx, const Batch& batch, const Transformer::Saved&
     const Attention& attention = model_->blocks()[l].attention();
     const Block::Saved& s = saved.blocks[l];
     LayerSums& sums = layers[l];
-    measure_.add(sums.first_token, FirstKey(ctx, attention, s.attention, ranks), seen);
+    const FirstKey own(ctx, attention, s.attention);
+    std::optional<FirstKey> of_all;
+    measure_.add(sums.first_token, ranks ? of_all.emplace(ctx, attention, s.attention, ranks) : own, seen);
     const AttentionGates& gates = attention.gates();
     for (size_t g = 0; g < sums.gates.size(); ++g)
       add_gate(ctx, sums.gates[g], gates.gate(g), gates.saved(s.attention.gates, g), own_starts);
     sums.importance_tokens +=
         add_importance(ctx, sums.importance, attention.head_gate(s.attention, batch.first_key), seen, mine);
-    add_outputs(ctx, sums, s.attention, FirstKey(ctx, attention, s.attention));
+    add_outputs(ctx, sums, s.attention, own);
     if (!ctx.dry_run) add_value_norms(ctx, sums, s.attention.gates[GatePosition::value].y, starts, ranks);
     raise(sums.attention_output, largest_magnitude(ctx, s.attention_out.y, seen));
     raise(sums.attention_residual, largest_magnitude(ctx, s.x1, seen));

@@ -45,10 +45,13 @@ class SamplePass {
     const auto whole = [&](size_t i) {
       return Tensor(sample_[i].data(), DType::i32, {std::ssize(sample_[i])});
     };
-    if (ranks_) take_part(ranks_->split(), host, 0, {whole(0), whole(1), whole(2), whole(3)});
-    size_t i = 0;
-    for (const Tensor& t : {host.tokens, host.targets, host.positions, host.first_key})
-      if (!ranks_) std::copy_n(sample_[i++].data(), t.numel(), t.as<int32_t>());
+    if (ranks_) {
+      take_part(ranks_->split(), host, 0, {whole(0), whole(1), whole(2), whole(3)});
+    } else {
+      size_t i = 0;
+      for (const Tensor& t : {host.tokens, host.targets, host.positions, host.first_key})
+        std::copy_n(sample_[i++].data(), t.numel(), t.as<int32_t>());
+    }
     buffers_.upload(*ctx_);
     model_.forward(*ctx_, buffers_.batch, buffers_.saved);
     read(*ctx_, buffers_.batch, buffers_.saved);

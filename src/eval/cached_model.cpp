@@ -154,13 +154,8 @@ std::span<const float> CachedModel::read_logits(Pass& pass) {
   for (size_t i = 0; i < logits_.size(); ++i)
     logits_[i] =
         logits.dtype == DType::f64 ? static_cast<float>(logits.as<double>()[i]) : logits.as<float>()[i];
-  if (!ranks()) return logits_;
-  // Whatever rounding differs between machines, the ranks continue with the same tokens.
-  std::vector<float> all(logits_.size() * static_cast<size_t>(ranks()->split().ranks));
-  ranks()->ranks().all_gather(all.data(), logits_.data(),
-                              std::ssize(logits_) * static_cast<int64_t>(sizeof(float)));
-  all.resize(logits_.size());
-  logits_ = std::move(all);
+  if (ranks())  // whatever rounding differs between machines, they continue with the same tokens
+    ranks()->ranks().broadcast(logits_.data(), std::ssize(logits_) * static_cast<int64_t>(sizeof(float)), 0);
   return logits_;
 }
 

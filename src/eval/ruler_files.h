@@ -34,9 +34,8 @@ RulerTask task_of_file(const std::string& path);
 /// PATH.lock, so that no other program answers the same prompts or takes over answers that are still written.
 class RulerResults {
  public:
-  /// Rank 0 first: the others read what it has written. Error(cannot_create) if another program holds the
-  /// lock.
-  /// keeps: whether answers are written, or only those of others are known.
+  /// Rank 0 first: the others read what it has written. keeps: whether answers are written, or only those of
+  /// others are known. Error(cannot_create) if another program holds the lock.
   RulerResults(const std::string& path, const nlohmann::ordered_json& header, int rank = 0,
                bool keeps = true);
   /// Rank 0: takes over what the other ranks have kept, and removes their files.

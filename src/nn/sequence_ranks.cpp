@@ -26,6 +26,13 @@ void transpose(Context& ctx, const Tensor& to, const Tensor& from) {
                   static_cast<const char*>(from.data) + static_cast<size_t>(i * n + j) * size, size);
 }
 
+/// Of a rank's first tokens among those of all ranks, behind `before` others.
+std::vector<int32_t> places(const SequenceSplit& split, int64_t before, int64_t tokens) {
+  std::vector<int32_t> found;
+  for (int64_t t = 0; t < tokens; ++t) found.push_back(static_cast<int32_t>(before + split.token_of(t)));
+  return found;
+}
+
 }  // namespace
 
 SequenceRanks::SequenceRanks(Communicator& ranks, int64_t seq_len, CommQueue* queue, Communicator* of_gpus)
@@ -40,17 +47,13 @@ SequenceRanks::SequenceRanks(Communicator& ranks, int64_t seq_len, CommQueue* qu
 void SequenceRanks::allocate(Context& ctx, Arena& arena, int64_t tokens) {
   own_key_ = arena.alloc("context.own_key", DType::i32, {tokens});
   if (arena.measuring()) return;
-  std::vector<int32_t> places;
-  for (int64_t t = 0; t < tokens; ++t) places.push_back(static_cast<int32_t>(split_.token_of(t)));
-  write_tensor(ctx, own_key_, places.data());
+  write_tensor(ctx, own_key_, places(split_, 0, tokens).data());
 }
 
 Tensor SequenceRanks::own_key_behind(Context& ctx, ScratchScope& t, int64_t before, int64_t tokens) const {
   const Tensor own_key = t.alloc("context.own_key", DType::i32, {tokens});
   if (ctx.dry_run) return own_key;
-  std::vector<int32_t> places;
-  for (int64_t i = 0; i < tokens; ++i) places.push_back(static_cast<int32_t>(before + split_.token_of(i)));
-  write_tensor(ctx, own_key, places.data());
+  write_tensor(ctx, own_key, places(split_, before, tokens).data());
   return own_key;
 }
 

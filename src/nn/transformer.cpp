@@ -12,6 +12,14 @@
 #include "ops/rope.h"
 
 namespace sluice {
+namespace {
+
+/// How many tokens a pass has on all ranks that share its sequences.
+int64_t of_all_ranks(const SequenceRanks* ranks, int64_t tokens) {
+  return ranks ? ranks->split().ranks * tokens : tokens;
+}
+
+}  // namespace
 
 Transformer::Transformer(const ModelConfig& config, ParamStore& store, const ExpertRanks& experts,
                          const SequenceRanks* sequences)
@@ -67,7 +75,7 @@ void Transformer::forward(Context& ctx, const Batch& batch, Saved& s, const Step
     whole = whole_sequence(ctx, t, batch, load);
     tokens.whole = &whole;
   }
-  const int64_t added = batch.tokens.dim(0) * (sequence_ranks_ ? sequence_ranks_->split().ranks : 1);
+  const int64_t added = of_all_ranks(sequence_ranks_, batch.tokens.dim(0));
   if (cache && cache->first_key) {
     const Tensor kept = cache->first_key.rows(cache->length, added);
     if (sequence_ranks_)
@@ -284,7 +292,7 @@ void Transformer::check_batch(const char* what, const Batch& batch, const Saved&
   check_tensor(what, "positions", batch.positions, DType::i32, {T});
   check_tensor(what, "first_key", batch.first_key, DType::i32, {T});
   SLUICE_CHECK(!rope_cos_.empty(), "{}: allocate_tables was not called", what);
-  if (cache) check_cache(what, *cache, T * (sequence_ranks_ ? sequence_ranks_->split().ranks : 1));
+  if (cache) check_cache(what, *cache, of_all_ranks(sequence_ranks_, T));
 }
 
 void Transformer::check_cache(const char* what, const KeyValueCache& cache, int64_t tokens) const {
