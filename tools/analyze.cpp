@@ -6,17 +6,11 @@
 #include <algorithm>
 #include <memory>
 
-#include "checkpoint/manifest.h"
 #include "comm/mesh.h"
 #include "commands.h"
-#include "config/derived.h"
-#include "config/load.h"
-#include "core/cores.h"
 #include "core/io.h"
-#include "data/loader.h"
-#include "hf/open.h"
+#include "model_inputs.h"
 #include "ranks.h"
-#include "run/start_facts.h"
 #include "validation_sets.h"
 
 namespace sluice {
@@ -89,52 +83,18 @@ void print_table(const nlohmann::ordered_json& a) {
       cell(strongest["first_token_attention"], 0, 1, 100, "%"), classes);
 }
 
-struct Inputs {
-  ModelFiles files;
-  Config config;
-  std::vector<DataSource> sets;
-};
-
-/// What identifies the contents of a checkpoint or folder.
-std::string contents_text(const std::string& path) {
-  const std::string manifest = path + "/" + kManifestName, hf = path + "/config.json";
-  return checksum(io::read_file(io::exists(manifest) ? manifest : hf));
-}
-
-/// Reads what the analysis is about, and states what all ranks must have in common.
-void read_inputs(Inputs& inputs, StartFacts& facts, const Options& options, bool several_ranks) {
-  auto& [files, config, sets] = inputs;
-  state_program(facts);
-  facts.set("--tokens", std::to_string(options.analyze.tokens));
-  files =
-      open_model(options.path, {options.overrides, options.device, options.tokenizer, ModelUse::analysis});
-  config = files.config;
-  sets = chosen_sets(options.data, options.sets, config);
-  if (config.parallel.context > 1 && resolve_device(config.train.device) != Device::cpu)
-    fail(
-        ExitCode::usage,
-        "parallel.context = {}: sluice analyze shares sequences between ranks on CPUs only; add --device cpu",
-        config.parallel.context);
-  use_threads(config.train.threads);
-  if (!several_ranks) return;
-  Config trained = config;
-  trained.run_dir = std::string("/");  // it does not matter where the run is
-  state_configuration(facts, trained);
-  state_device(facts, config);
-  facts.set("the checkpoint", fmt::format("step {}, manifest xxh3:{}", files.step, contents_text(files.path)),
-            ExitCode::data);
-  std::vector<std::string> names;
-  for (const DataSource& set : sets) names.push_back(set.name);
-  facts.set("the validation sets (--set, --data)", fmt::format("{}", fmt::join(names, " ")));
-  for (const DataSource& set : sets)
-    state_contents(facts, "the contents of the validation set " + set.name, Blend({set}, config));
-}
-
 void run(const Options& options, Communicator& ranks) {
   const bool leads = ranks.rank() == 0;
-  Inputs inputs;
-  agree_on_start(ranks, [&](StartFacts& facts) { read_inputs(inputs, facts, options, ranks.size() > 1); });
-  const auto& [files, config, sets] = inputs;
+  ModelInputs inputs;
+  std::vector<DataSource> sets;
+  agree_on_start(ranks, [&](StartFacts& facts) {
+    facts.set("--tokens", std::to_string(options.analyze.tokens));
+    inputs = read_model(facts, ranks, "analyze", options.path,
+                        {options.overrides, options.device, options.tokenizer, ModelUse::analysis});
+    sets = chosen_sets(options.data, options.sets, inputs.config);
+    if (ranks.size() > 1) state_sets(facts, sets, inputs.config);
+  });
+  const auto& [files, config] = inputs;
   const std::string path = files.path;
   const int64_t step = std::max<int64_t>(files.step, 0), trained_tokens = files.tokens;
   const auto context = static_cast<int>(config.parallel.context);

@@ -1,5 +1,6 @@
 // sluice eval: validation of a trained model.
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <cmath>
@@ -7,14 +8,13 @@
 #include <optional>
 
 #include "commands.h"
-#include "config/load.h"
-#include "core/cores.h"
 #include "data/token_check.h"
 #include "eval/evaluate.h"
 #include "eval/token_records.h"
 #include "eval/trained_model.h"
 #include "eval_tasks.h"
-#include "hf/open.h"
+#include "model_inputs.h"
+#include "ranks.h"
 #include "run/metrics.h"
 #include "validation_sets.h"
 
@@ -83,29 +83,40 @@ void refuse_beside_tasks(const EvalOptions& options) {
     if (is_given) fail(ExitCode::usage, "{} has no effect on --tasks; leave one of them out", option);
 }
 
-void evaluate(const EvalOptions& options) {
+void evaluate(const EvalOptions& options, Communicator& ranks) {
   OpenOptions how{options.overrides, options.device, options.tokenizer, ModelUse::losses};
   if (!options.tasks.files.empty()) {
     refuse_beside_tasks(options);
     how.use = ModelUse::tasks;
-    return evaluate_tasks(options.path, how, options.tasks, options.json);
+    return evaluate_tasks(ranks, options.path, how, options.tasks, options.json);
   }
   for (const auto& [option, value] : {std::pair("--shots", options.tasks.task.shots),
                                       std::pair("--max-questions", options.tasks.task.max_questions)})
     if (value > 0) fail(ExitCode::usage, "{} has no effect without --tasks FILE", option);
   const std::optional<ValueZeroing> zeroed = value_zeroing(options);
   const ValueZeroing* const zeroing = zeroed ? &*zeroed : nullptr;
-  ModelFiles files = open_model(options.path, how);
-  const Config config = files.config;
-  const std::string path = files.path, step_text = files.step_text();
-  const int64_t step = files.step, trained_tokens = files.tokens;
-  use_threads(config.train.threads);
-  const std::vector<DataSource> sets = chosen_sets(options.data, options.sets, config);
+  ModelInputs inputs;
+  std::vector<DataSource> sets;
+  agree_on_start(ranks, [&](StartFacts& facts) {
+    facts.set("--max-tokens", std::to_string(options.max_tokens));
+    inputs = read_model(facts, ranks, "eval", options.path, how);
+    sets = chosen_sets(options.data, options.sets, inputs.config);
+    if (ranks.size() > 1) state_sets(facts, sets, inputs.config);
+  });
+  const Config config = inputs.config;
+  const std::string path = inputs.files.path, step_text = inputs.files.step_text();
+  const int64_t step = inputs.files.step, trained_tokens = inputs.files.tokens;
+  const bool leads = ranks.rank() == 0;
+  if (!leads) spdlog::set_level(spdlog::level::err);  // warnings come from rank 0
   const bool records = !options.records.losses.empty() || !options.records.logits.empty();
   if (records && sets.size() > 1)
     fail(ExitCode::usage, "--per-token and --logits take one set; choose it with --set NAME");
-  const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
-  const TrainedModel trained(std::move(files), tokens);
+  require_sharing(ranks, "eval", config);
+  if (ranks.size() > 1 && (records || zeroing))
+    fail(ExitCode::usage,
+         "--per-token, --logits and --zero-first-value take whole samples; leave out parallel.context");
+  const int64_t tokens = tokens_of_rank(config);
+  const TrainedModel trained(std::move(inputs.files), tokens, ranks.size() > 1 ? &ranks : nullptr);
   const Evaluator evaluator(sets, config, trained.tokenizer(), options.max_tokens);
   for (const auto& set : evaluator.blends()) check_tokens(*set, trained.tokenizer(), config);
 
@@ -124,6 +135,7 @@ void evaluate(const EvalOptions& options) {
 
   const auto result = evaluator.run(
       ctx, trained.model(), trained.store(), buffers, buffers, [] { return false; }, zeroing);
+  if (!leads) return;
   if (options.json) {
     nlohmann::ordered_json line = to_json(std::max<int64_t>(step, 0), trained_tokens, *result);
     if (step < 0) line["step"] = line["tokens"] = nullptr;
@@ -204,14 +216,17 @@ void add_eval_command(Command& app, int&) {
       ->type_name("FILE.npy");
   command->add_flag("--json", options->json, "print one line of JSON, as in eval.jsonl");
   command->footer(
+      "With parallel.context=N, N ranks share every sample, on CPUs, and so the memory of its "
+      "activations.\n\n"
       "Examples:\n"
       "  sluice eval runs/gated\n"
       "  sluice eval runs/gated --tasks hellaswag.jsonl arc_easy.jsonl --shots 5\n"
       "  sluice eval runs/gated/ckpt/step_00001000 --data news=data/news --json\n"
       "  sluice eval FOLDER --data long=data/books model.rope.scaling.type=yarn \\\n"
       "      model.rope.scaling.factor=4 data.seq_len=16384\n"
+      "  mpirun -n 4 sluice eval runs/gated data.seq_len=32768 parallel.context=4\n"
       "  sluice eval runs/gated --set news --max-tokens 4096 --per-token losses.npy --logits logits.npy\n");
-  command->callback([options] { evaluate(*options); });
+  command->callback([options] { run_as_rank([&](Communicator& ranks) { evaluate(*options, ranks); }); });
 }
 
 }  // namespace sluice

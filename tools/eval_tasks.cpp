@@ -4,12 +4,13 @@
 
 #include <algorithm>
 
-#include "core/cores.h"
+#include "checkpoint/manifest.h"
 #include "core/error.h"
+#include "core/io.h"
 #include "eval/evaluate.h"
 #include "eval/forward_memory.h"
 #include "eval/trained_model.h"
-#include "hf/open.h"
+#include "model_inputs.h"
 #include "run/metrics.h"
 
 namespace sluice {
@@ -30,24 +31,34 @@ void add_task_options(Command& command, EvalTasksOptions& options) {
       ->type_name("N");
 }
 
-void evaluate_tasks(const std::string& model, const OpenOptions& how, const EvalTasksOptions& options,
-                    bool json) {
-  const std::vector<Task> tasks = read_tasks(options.files);
-  ModelFiles files = open_model(model, how);
-  const Config config = files.config;
-  const std::string what = files.path + files.step_text();
-  const int64_t step = files.step, trained_tokens = files.tokens;
-  use_threads(config.train.threads);
-  const int64_t tokens = config.train.micro_batch_size * config.data.seq_len;
-  const TrainedModel trained(std::move(files), tokens);
+void evaluate_tasks(Communicator& ranks, const std::string& model, const OpenOptions& how,
+                    const EvalTasksOptions& options, bool json) {
+  std::vector<Task> tasks;
+  ModelInputs inputs;
+  agree_on_start(ranks, [&](StartFacts& facts) {
+    tasks = read_tasks(options.files);
+    inputs = read_model(facts, ranks, "eval", model, how);
+    std::string files;
+    for (const std::string& file : options.files) files += " xxh3:" + checksum(io::read_file(file));
+    facts.set("--tasks, --shots and --max-questions",
+              fmt::format("{} {}{}", options.task.shots, options.task.max_questions, files));
+  });
+  const Config config = inputs.config;
+  const std::string what = inputs.files.path + inputs.files.step_text();
+  const int64_t step = inputs.files.step, trained_tokens = inputs.files.tokens;
+  const bool leads = ranks.rank() == 0;
+  require_sharing(ranks, "eval", config);
+  const int64_t tokens = tokens_of_rank(config);
+  const TrainedModel trained(std::move(inputs.files), tokens, ranks.size() > 1 ? &ranks : nullptr);
   ForwardMemory memory(trained, tokens);
-  if (!json)
+  if (leads && !json)
     fmt::print("{}\n\n{:<24}{:>10}{:>16}{:>16}{:>14}\n", what, "task", "questions", "accuracy", "by bytes",
                "nats/byte");
   nlohmann::ordered_json results = nlohmann::ordered_json::object();
   for (const Task& task : tasks) {
     const auto result = answer_task(memory.ctx(), trained.model(), memory.buffers(), trained.tokenizer(),
                                     config.data, task, options.task, [] { return false; });
+    if (!leads) continue;
     if (json) {
       results[result->name] = to_json(*result);
       continue;
@@ -60,7 +71,7 @@ void evaluate_tasks(const std::string& model, const OpenOptions& how, const Eval
                result->answer_loss,
                result->truncated > 0 ? fmt::format("  {} contexts truncated", result->truncated) : "");
   }
-  if (!json) return;
+  if (!leads || !json) return;
   nlohmann::ordered_json line = {
       {"schema", 1}, {"step", step}, {"tokens", trained_tokens}, {"tasks", results}};
   if (step < 0) line["step"] = line["tokens"] = nullptr;  // a folder of no run

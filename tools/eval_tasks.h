@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/communicator.h"
 #include "command.h"
 #include "eval/tasks.h"
 #include "hf/open.h"
@@ -16,8 +17,9 @@ struct EvalTasksOptions {
 
 void add_task_options(Command& command, EvalTasksOptions& options);
 
-/// Answers every task of a run, checkpoint or Hugging Face folder, and prints a table, or one line of JSON.
-void evaluate_tasks(const std::string& model, const OpenOptions& how, const EvalTasksOptions& options,
-                    bool json);
+/// Collective. Answers every task of a run, checkpoint or Hugging Face folder; rank 0 prints a table, or one
+/// line of JSON.
+void evaluate_tasks(Communicator& ranks, const std::string& model, const OpenOptions& how,
+                    const EvalTasksOptions& options, bool json);
 
 }  // namespace sluice

@@ -25,7 +25,7 @@ struct Options {
   std::vector<std::string> overrides;
   int64_t ranks = 1;
   bool json = false;
-  std::vector<int64_t> gpus, expert, zero = {1};
+  std::vector<int64_t> gpus, expert, zero = {1}, context = {1};
   std::string gradient_dtype = "bf16";
   ScaleAssumptions assumed;
   Option* peak = nullptr;
@@ -43,11 +43,12 @@ std::vector<ScaleRow> scale_rows(const ScaleModel& model, Options& o) {
   bool possible = false;
   for (const int64_t gpus : o.gpus)
     for (const int64_t expert : o.expert)
-      for (const int64_t zero : o.zero) {
-        rows.push_back(scale(model, o.assumed, {gpus, expert, zero}));
-        possible |= rows.back().refused.empty();
-        if (reasons.find(rows.back().refused) == std::string::npos) reasons += "\n  " + rows.back().refused;
-      }
+      for (const int64_t context : o.context)
+        for (const int64_t zero : o.zero) {
+          rows.push_back(scale(model, o.assumed, {gpus, expert, zero, context}));
+          possible |= rows.back().refused.empty();
+          if (reasons.find(rows.back().refused) == std::string::npos) reasons += "\n  " + rows.back().refused;
+        }
   if (!possible) fail(ExitCode::usage, "--gpus: none of these layouts is possible{}", reasons);
   return rows;
 }
@@ -65,6 +66,9 @@ void add_scale_options(Command& plan, Options& o) {
   option("--expert-parallel", o.expert, "expert-parallel sizes (8,16,32; without experts 1)")
       ->delimiter(',')
       ->allow_extra_args(false);
+  option("--context-parallel", o.context, "context-parallel sizes: GPUs that share every sequence (1)")
+      ->delimiter(',')
+      ->allow_extra_args(false);
   option("--zero", o.zero, "ZeRO stages, 0 to 3 (1)")->delimiter(',')->allow_extra_args(false);
   option("--gradient-dtype", o.gradient_dtype, "type of gradients in transit: bf16 (the default) or f32")
       ->one_of({"bf16", "f32"});
@@ -75,13 +79,16 @@ void add_scale_options(Command& plan, Options& o) {
   option("--gpus-per-node", a.gpus_per_node, "(8)");
   option("--nvlink", a.nvlink_gb_s, "achieved GB/s of a GPU within its node, each way (330)");
   option("--nic", a.nic_gb_s, "achieved GB/s of a GPU to other nodes, each way (45)");
-  option("--hop", a.hop_us, "start-up latency of an all-to-all in microseconds, per hop (60)");
+  option("--hop", a.hop_us,
+         "start-up latency of an all-to-all, or of keys or values, in microseconds, per hop (60)");
   option("--hidden-backward", a.hidden_backward,
          "fraction of the backward pass that gradient reduction can overlap (0.85)");
   option("--hidden-forward", a.hidden_forward,
          "fraction of the forward pass that the all-gather of weights can overlap (0.85)");
   option("--hidden-all-to-all", a.hidden_all_to_all,
          "fraction of an all-to-all that is hidden behind computation (0.75)");
+  option("--hidden-context", a.hidden_context,
+         "fraction of the all-gathers of keys and values that is hidden behind computation (0.5)");
 }
 
 }  // namespace
@@ -101,7 +108,8 @@ void add_plan_command(Command& app, int&) {
       "  sluice plan configs/models/moe_15a2b.yaml train.recompute=mlp\n"
       "  sluice plan configs/models/small_384.yaml --ranks 4\n"
       "  sluice plan configs/gated_attention/base_15a2b.yaml --gpus 64,256,512,1024 --expert-parallel "
-      "8,16,32");
+      "8,16,32\n"
+      "  sluice plan configs/long_context/gate_32k.yaml --gpus 64 --context-parallel 1,4,8");
   plan->callback([options] {
     for (const auto& [name, given] : options->of_gpus)
       if (options->gpus.empty() && given->given())
@@ -130,7 +138,7 @@ void add_plan_command(Command& app, int&) {
              "--gpus: train.precision is {}, and the assumed peak of a GPU is that of bf16; give the peak of "
              "{} with --peak-tflops, or set train.precision=bf16",
              enum_name(precision), enum_name(precision));
-      const ScaleModel model = scale_model(result);
+      const ScaleModel model = scale_model(result, options->context);
       const std::vector<ScaleRow> rows = scale_rows(model, *options);
       if (options->json)
         json["scale"] = scale_json(model, options->assumed, rows);

@@ -135,7 +135,8 @@ void TrainedModel::allocate(int64_t tokens_at_once, Communicator* sequences, int
   const auto take = [&](Context& ctx, Arena& arena) {
     store_.allocate(ctx, dtype, tokens_at_once, arena, nullptr);
     model_->allocate_tables(ctx, arena, dtype, max_positions(config_));
-    if (sequence_ranks_) sequence_ranks_->allocate(ctx, arena, sequence_ranks_->split().length());
+    if (sequence_ranks_)
+      sequence_ranks_->allocate(ctx, arena, std::max(tokens_at_once, sequence_ranks_->split().length()));
   };
   Context dry(0, device_);
   Arena measure("parameters", 0, device_);

@@ -24,7 +24,7 @@ Keys keys_read(ModelUse use) {
   const auto add = [&](const Keys& more) { keys.insert(keys.end(), more.begin(), more.end()); };
   if (use == ModelUse::losses || use == ModelUse::analysis)
     add({"data.validation", "data.packing", "data.document_mask", "data.document_positions", "analysis"});
-  if (use == ModelUse::analysis) add({"parallel.context"});
+  if (use != ModelUse::text) add({"parallel.context"});
   if (use == ModelUse::losses || use == ModelUse::tasks) add({"train.micro_batch_size"});
   if (use == ModelUse::losses) add({"eval.ruler"});
   return keys;

@@ -36,9 +36,28 @@ ScaleRow::Bytes operator+(const ScaleRow::Bytes& a, const ScaleRow::Bytes& b) {
 }
 ScaleRow::Bytes operator*(double x, const ScaleRow::Bytes& a) { return {x * a.nvlink, x * a.nic}; }
 
+/// `node`: GPUs of a node.
+std::string why_not_shared(const ScaleModel& m, const ScaleLayout& l, int64_t node) {
+  if (l.context == 1) return "";
+  if (m.seq_len % (2 * l.context) != 0)
+    return fmt::format("sequences of {} tokens have no {} equal chunks, two for each of {} GPUs", m.seq_len,
+                       2 * l.context, l.context);
+  if (l.gpus % l.context != 0)
+    return fmt::format("{} GPUs cannot be divided into groups of {} that share sequences", l.gpus, l.context);
+  if (node % l.context != 0 && l.context % node != 0)
+    return fmt::format(
+        "a context-parallel group of {} GPUs is neither whole nodes of {} nor an even part of one", l.context,
+        node);
+  if (l.context % l.expert != 0 && l.expert % l.context != 0)
+    return fmt::format("of expert-parallel size {} and context-parallel size {}, neither divides the other",
+                       l.expert, l.context);
+  return "";
+}
+
 std::string why_not(const ScaleModel& m, const ScaleAssumptions& a, const ScaleLayout& l) {
-  if (l.gpus < 1 || l.expert < 1)
-    return fmt::format("{} GPUs, expert-parallel size {}: must be at least 1", l.gpus, l.expert);
+  if (l.gpus < 1 || l.expert < 1 || l.context < 1)
+    return fmt::format("{} GPUs, expert-parallel size {}, context-parallel size {}: must be at least 1",
+                       l.gpus, l.expert, l.context);
   if (l.zero < 0 || l.zero > 3) return fmt::format("ZeRO {}: must be 0, 1, 2 or 3", l.zero);
   if (m.whole_matrices && l.zero > 0)
     return fmt::format("ZeRO {} shards matrices, which Muon needs whole", l.zero);
@@ -55,14 +74,17 @@ std::string why_not(const ScaleModel& m, const ScaleAssumptions& a, const ScaleL
     return fmt::format(
         "an expert-parallel group of {} GPUs is neither whole nodes of {} nor an even part of one", l.expert,
         node);
-  const int64_t at_once = l.gpus * m.micro_batch;
+  if (const std::string why = why_not_shared(m, l, node); !why.empty()) return why;
+  const int64_t groups = l.gpus / l.context, at_once = groups * m.micro_batch;
+  const std::string of =
+      l.context > 1 ? fmt::format("{} groups of {} GPUs", groups, l.context) : fmt::format("{} GPUs", l.gpus);
   if (m.samples < at_once)
-    return fmt::format("train.global_batch_size = {} is smaller than a micro-batch of {} on each of {} GPUs",
-                       m.samples, m.micro_batch, l.gpus);
+    return fmt::format("train.global_batch_size = {} is smaller than a micro-batch of {} on each of {}",
+                       m.samples, m.micro_batch, of);
   if (m.samples % at_once != 0)
     return fmt::format(
-        "train.global_batch_size = {} is not a multiple of {} GPUs x micro-batches of {}; nearest {} or {}",
-        m.samples, l.gpus, m.micro_batch, m.samples / at_once * at_once, (m.samples / at_once + 1) * at_once);
+        "train.global_batch_size = {} is not a multiple of {} x micro-batches of {}; nearest {} or {}",
+        m.samples, of, m.micro_batch, m.samples / at_once * at_once, (m.samples / at_once + 1) * at_once);
   return "";
 }
 
@@ -102,11 +124,36 @@ void add_memory(ScaleRow& row, const ScaleModel& m, const Replication& r) {
   row.weights = static_cast<double>(m.weight_bytes) * (l.zero == 3 ? share + units : here);
   row.gradients = static_cast<double>(m.gradient_bytes) * (l.zero >= 2 ? share + units : here);
   row.optimizer = m.optimizer_bytes * (l.zero >= 1 ? share : here);
-  row.activations = static_cast<double>(m.activation_bytes);
+  row.activations =
+      static_cast<double>(l.context > 1 ? m.shared_activation_bytes.at(l.context) : m.activation_bytes);
   // Rows of tokens sent, and received.
   if (l.expert > 1)
-    row.activations +=
-        2.0 * static_cast<double>(m.micro_batch * m.seq_len * m.per_token * m.hidden * m.weight_bytes);
+    row.activations += 2.0 * static_cast<double>(m.micro_batch * m.seq_len / l.context * m.per_token *
+                                                 m.hidden * m.weight_bytes);
+}
+
+/// Keys and values, and their gradients, among GPUs that share sequences.
+void add_context(ScaleRow& row, const ScaleModel& m, const ScaleAssumptions& a) {
+  const int64_t n = row.layout.context;
+  if (n == 1) return;
+  const int64_t nodes = std::max<int64_t>(1, n / std::min(row.layout.gpus, a.gpus_per_node)),
+                in_node = n / nodes;
+  const auto samples = static_cast<double>(row.micro_batches * m.micro_batch);
+  const double whole = samples * static_cast<double>(m.seq_len * m.key_value_bytes);
+  const ScaleRow::Bytes gathered = m.key_value_gathers * shared_by(whole, in_node, nodes);
+  // Every GPU sends to every other one what it has found for its tokens.
+  const ScaleRow::Bytes scattered =
+      whole / static_cast<double>(n) *
+      ScaleRow::Bytes{static_cast<double>(in_node - 1), static_cast<double>(n - in_node)};
+  // Of every sample and layer two chunks of keys, and two of values.
+  const double start = samples * static_cast<double>(4 * m.layers * (nodes > 1 ? 2 : 1)) * 1e-6 * a.hop_us;
+  const auto seconds = [&](const ScaleRow::Bytes& b, double times) {
+    return b.nvlink / (1e9 * a.nvlink_gb_s) + b.nic / (1e9 * a.nic_gb_s) + times * start;
+  };
+  row.context_bytes = gathered + scattered;
+  const double gather = seconds(gathered, m.key_value_gathers), scatter = seconds(scattered, 1);
+  row.context = gather + scatter;
+  row.shown_context = (1 - a.hidden_context) * gather + scatter;
 }
 
 void add_all_to_all(ScaleRow& row, const ScaleModel& m, const ScaleAssumptions& a) {
@@ -160,15 +207,16 @@ std::string bound(const ScaleRow& row, const ScaleAssumptions& a, bool link_is_f
   if (!row.fits) return "memory: does not fit";
   if (link_is_full) return "the NIC: always busy";
   if (row.efficiency() >= 0.9) return "compute";
-  const double most = std::max({row.shown_reduce, row.shown_gather, row.shown_all_to_all});
+  const double most = std::max({row.shown_reduce, row.shown_gather, row.shown_all_to_all, row.shown_context});
   if (most == row.shown_reduce) return fmt::format("gradients over {}", link(row.reduce_bytes, a));
   if (most == row.shown_gather) return fmt::format("weights over {}", link(row.gather_bytes, a));
+  if (most == row.shown_context) return fmt::format("keys and values over {}", link(row.context_bytes, a));
   return fmt::format("all-to-all over {}", link(row.all_to_all_bytes, a));
 }
 
 }  // namespace
 
-ScaleModel scale_model(const Plan& plan) {
+ScaleModel scale_model(const Plan& plan, const std::vector<int64_t>& contexts) {
   const Config& c = plan.config;
   if (c.lora.rank > 0)
     fail(ExitCode::usage, "lora.rank = {}: adapters have no row in this table; use 0", c.lora.rank);
@@ -217,6 +265,19 @@ ScaleModel scale_model(const Plan& plan) {
   if (m.whole_matrices = c.optimizer.type == OptimizerType::muon; m.whole_matrices)
     m.optimizer_bytes = static_cast<double>(memory.optimizer) / static_cast<double>(m.dense + m.expert);
   m.activation_bytes = memory.activations + memory.scratch;
+  for (const int64_t context : contexts) {
+    if (context < 2 || m.seq_len % (2 * context) != 0) continue;
+    alone.parallel.context = context;
+    const auto ranks = make_dry_communicator(0, static_cast<int>(context));
+    const MemoryPlan shared = Trainer::measure(alone, ranks.get());
+    m.shared_activation_bytes[context] = shared.activations + shared.scratch;
+  }
+  const AttentionConfig& attention = c.model.attention;
+  const int64_t index_width = attention.kind == AttentionKind::sparse ? attention.sparse.indexer.head_dim : 0;
+  m.layers = c.model.num_hidden_layers;
+  m.key_value_bytes =
+      m.layers * (2 * c.model.num_key_value_heads * c.model.head_dim + index_width) * m.weight_bytes;
+  if (c.train.recompute == Recompute::block) m.key_value_gathers += m.again;
   return m;
 }
 
@@ -233,7 +294,8 @@ void check_assumptions(const ScaleAssumptions& a) {
            {"fraction of the peak on one GPU", a.gpu_mfu},
            {"share of the backward pass", a.hidden_backward},
            {"share of the forward pass", a.hidden_forward},
-           {"hidden share of an all-to-all", a.hidden_all_to_all}})
+           {"hidden share of an all-to-all", a.hidden_all_to_all},
+           {"hidden share of the all-gathers of keys and values", a.hidden_context}})
     if (!(value >= 0 && value <= 1)) fail(ExitCode::usage, "{} must be in [0, 1], got {}", name, value);
   if (!(a.hop_us >= 0)) fail(ExitCode::usage, "microseconds of a hop must not be negative, got {}", a.hop_us);
   if (a.gradient_bytes != 2 && a.gradient_bytes != 4)
@@ -246,7 +308,7 @@ ScaleRow scale(const ScaleModel& m, const ScaleAssumptions& a, const ScaleLayout
   row.layout = layout;
   row.refused = why_not(m, a, layout);
   if (!row.refused.empty()) return row;
-  row.micro_batches = m.samples / layout.gpus / m.micro_batch;
+  row.micro_batches = m.samples * layout.context / layout.gpus / m.micro_batch;
   const auto gpus = static_cast<double>(layout.gpus), tokens = static_cast<double>(m.samples * m.seq_len);
   const double counted = tokens / gpus * m.flops_per_token / (1e12 * a.peak_tflops * a.gpu_mfu);
   row.compute = counted * (1 + m.again * m.forward_share);
@@ -255,11 +317,11 @@ ScaleRow scale(const ScaleModel& m, const ScaleAssumptions& a, const ScaleLayout
   const Replication replication(a, layout);
   add_memory(row, m, replication);
   add_all_to_all(row, m, a);
+  add_context(row, m, a);
   add_exchange(row, m, a, replication, forward, backward);
-  row.step = row.compute + row.shown_reduce + row.shown_gather + row.shown_all_to_all;
+  row.step = row.compute + row.shown_reduce + row.shown_gather + row.shown_all_to_all + row.shown_context;
   // Even if hidden, transfers on one link do not overlap each other.
-  const double nic =
-      (row.reduce_bytes.nic + row.gather_bytes.nic + row.all_to_all_bytes.nic) / (1e9 * a.nic_gb_s);
+  const double nic = row.bytes().nic / (1e9 * a.nic_gb_s);
   const bool full = nic > row.step;
   row.step = std::max(row.step, nic);
   row.tokens_per_second = tokens / row.step;

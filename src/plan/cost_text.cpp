@@ -8,8 +8,9 @@ namespace {
 constexpr double kGiB = 1024.0 * 1024 * 1024;
 
 std::string layout_text(const ScaleLayout& l) {
-  return fmt::format("{} GPUs{}, ZeRO {}", l.gpus,
-                     l.expert > 1 ? fmt::format(", expert parallel {}", l.expert) : "", l.zero);
+  return fmt::format("{} GPUs{}{}, ZeRO {}", l.gpus,
+                     l.expert > 1 ? fmt::format(", expert parallel {}", l.expert) : "",
+                     l.context > 1 ? fmt::format(", context parallel {}", l.context) : "", l.zero);
 }
 
 std::string tokens_text(double per_second) {
@@ -41,38 +42,42 @@ std::string scale_text(const ScaleModel& m, const ScaleAssumptions& a, const std
        fmt::format("a GPU: peak {:g} TFLOP/s, {:g} % of it achieved by a single GPU, {:g} GiB; {} per node",
                    a.peak_tflops, 100 * a.gpu_mfu, a.memory_gib, a.gpus_per_node));
   line("", fmt::format("links, achieved, each way and GPU: NVLink {:g} GB/s, NIC {:g} GB/s; {:g} us a hop of "
-                       "an all-to-all",
+                       "an all-to-all, or of keys or values",
                        a.nvlink_gb_s, a.nic_gb_s, a.hop_us));
   line("", fmt::format("hidden: gradients beside {:g} % of the last backward pass (of each, from ZeRO 2), "
                        "weights beside {:g} % of the",
                        100 * a.hidden_backward, 100 * a.hidden_forward));
-  line("", fmt::format("first forward pass (of each pass, with ZeRO 3), {:g} % of all-to-alls",
-                       100 * a.hidden_all_to_all));
+  line("", fmt::format("first forward pass (of each pass, with ZeRO 3), {:g} % of all-to-alls, {:g} % of the "
+                       "all-gathers of keys and values",
+                       100 * a.hidden_all_to_all, 100 * a.hidden_context));
   line("", fmt::format("gradients travel in {}; experts are loaded evenly; layouts beyond this program's are "
                        "on paper only",
                        a.gradient_bytes == 2 ? "bf16" : "f32"));
   out += fmt::format(
-      "\n  {:>5} {:>6} {:>4} {:>5} | {:>7} {:>9} {:>9} {:>10} {:>7} | {:>6} {:>6} | {:>7} {:>6} {:>6} {:>6} "
-      "{:>6} | {:>4} {:>6} {:>5} {:>7}  {}\n",
-      "GPUs", "expert", "ZeRO", "micro", "compute", "reduce", "gather", "all-to-all", "step", "NVLink", "NIC",
-      "weights", "grads", "optim", "activ", "total", "eff.", "(none)", "MFU", "tok/s", "bound by");
-  out += fmt::format("  {:>23} | {:>46} | {:>13} | {:>35} | {:>5} {:>6} {:>5}\n", "", "ms: alone/not hidden",
+      "\n  {:>5} {:>6} {:>7} {:>4} {:>5} | {:>7} {:>9} {:>9} {:>10} {:>9} {:>7} | {:>6} {:>6} | {:>7} {:>6} "
+      "{:>6} {:>6} {:>6} | {:>4} {:>6} {:>5} {:>7}  {}\n",
+      "GPUs", "expert", "context", "ZeRO", "micro", "compute", "reduce", "gather", "all-to-all", "K and V",
+      "step", "NVLink", "NIC", "weights", "grads", "optim", "activ", "total", "eff.", "(none)", "MFU",
+      "tok/s", "bound by");
+  out += fmt::format("  {:>31} | {:>56} | {:>13} | {:>35} | {:>5} {:>6} {:>5}\n", "", "ms: alone/not hidden",
                      "GB sent", "GiB of a GPU", "%", "%", "%");
   for (const ScaleRow& r : rows) {
     const ScaleLayout& l = r.layout;
     if (!r.refused.empty()) {
-      out += fmt::format("  {:>5} {:>6} {:>4}         refused: {}\n", l.gpus, l.expert, l.zero, r.refused);
+      out += fmt::format("  {:>5} {:>6} {:>7} {:>4}         refused: {}\n", l.gpus, l.expert, l.context,
+                         l.zero, r.refused);
       continue;
     }
     out += fmt::format(
-        "  {:>5} {:>6} {:>4} {:>5} | {:>7.0f} {:>9} {:>9} {:>10} {:>7.0f} | {:>6.2f} {:>6.2f} | {:>7.1f} "
+        "  {:>5} {:>6} {:>7} {:>4} {:>5} | {:>7.0f} {:>9} {:>9} {:>10} {:>9} {:>7.0f} | {:>6.2f} {:>6.2f} | "
+        "{:>7.1f} "
         "{:>6.1f} {:>6.1f} {:>6.1f} {:>6.1f} | {:>4.0f} "
         "{:>6.0f} {:>5.1f} {:>7}  {}\n",
-        l.gpus, l.expert, l.zero, r.micro_batches, 1e3 * r.compute, shown_text(r.reduce, r.shown_reduce),
-        shown_text(r.gather, r.shown_gather), shown_text(r.all_to_all, r.shown_all_to_all), 1e3 * r.step,
-        1e-9 * (r.reduce_bytes.nvlink + r.gather_bytes.nvlink + r.all_to_all_bytes.nvlink),
-        1e-9 * (r.reduce_bytes.nic + r.gather_bytes.nic + r.all_to_all_bytes.nic), r.weights / kGiB,
-        r.gradients / kGiB, r.optimizer / kGiB, r.activations / kGiB, r.memory() / kGiB, 100 * r.efficiency(),
+        l.gpus, l.expert, l.context, l.zero, r.micro_batches, 1e3 * r.compute,
+        shown_text(r.reduce, r.shown_reduce), shown_text(r.gather, r.shown_gather),
+        shown_text(r.all_to_all, r.shown_all_to_all), shown_text(r.context, r.shown_context), 1e3 * r.step,
+        1e-9 * r.bytes().nvlink, 1e-9 * r.bytes().nic, r.weights / kGiB, r.gradients / kGiB,
+        r.optimizer / kGiB, r.activations / kGiB, r.memory() / kGiB, 100 * r.efficiency(),
         100 * r.efficiency_without_overlap(), 100 * r.mfu, tokens_text(r.tokens_per_second), r.bound);
   }
   if (const ScaleRow* best = best_layout(rows))
@@ -91,7 +96,10 @@ nlohmann::json scale_json(const ScaleModel& m, const ScaleAssumptions& a, const 
     return nlohmann::json{{"nvlink", b.nvlink}, {"nic", b.nic}};
   };
   const auto layout = [](const ScaleLayout& l) {
-    return nlohmann::json{{"gpus", l.gpus}, {"expert_parallel", l.expert}, {"zero_stage", l.zero}};
+    return nlohmann::json{{"gpus", l.gpus},
+                          {"expert_parallel", l.expert},
+                          {"context_parallel", l.context},
+                          {"zero_stage", l.zero}};
   };
   nlohmann::json list = nlohmann::json::array();
   for (const ScaleRow& r : rows) {
@@ -105,15 +113,18 @@ nlohmann::json scale_json(const ScaleModel& m, const ScaleAssumptions& a, const 
                   {"reduce", r.reduce},
                   {"gather", r.gather},
                   {"all_to_all", r.all_to_all},
+                  {"context", r.context},
                   {"reduce_not_hidden", r.shown_reduce},
                   {"gather_not_hidden", r.shown_gather},
                   {"all_to_all_not_hidden", r.shown_all_to_all},
+                  {"context_not_hidden", r.shown_context},
                   {"step", r.step},
                   {"step_without_overlap", r.step_without_overlap()}}},
                 {"bytes_sent",
                  {{"reduce", bytes(r.reduce_bytes)},
                   {"gather", bytes(r.gather_bytes)},
-                  {"all_to_all", bytes(r.all_to_all_bytes)}}},
+                  {"all_to_all", bytes(r.all_to_all_bytes)},
+                  {"context", bytes(r.context_bytes)}}},
                 {"memory",
                  {{"weights", r.weights},
                   {"gradients", r.gradients},
@@ -141,6 +152,7 @@ nlohmann::json scale_json(const ScaleModel& m, const ScaleAssumptions& a, const 
             {"hidden_backward", a.hidden_backward},
             {"hidden_forward", a.hidden_forward},
             {"hidden_all_to_all", a.hidden_all_to_all},
+            {"hidden_context", a.hidden_context},
             {"hop_us", a.hop_us},
             {"gradient_bytes", a.gradient_bytes}}},
           {"counted",

@@ -138,6 +138,72 @@ TEST_CASE("a token crosses to another node once, however many of its experts are
         Approx(r.all_to_all + 8 * 2 * 2 * 1e-3));
 }
 
+TEST_CASE("GPUs that share sequences gather keys and values, and scatter their gradients", "[scale]") {
+  ScaleModel m = small_model();
+  m.experts = m.expert = m.block_expert = 0;
+  m.layers = 2;
+  m.seq_len = 2000;
+  m.key_value_bytes = 100;
+  m.key_value_gathers = 3;
+  m.shared_activation_bytes = {{2, 600'000'000}, {4, 400'000'000}, {8, 300'000'000}};
+  ScaleAssumptions a = small_machines();
+  a.hidden_context = 0.5;
+  const ScaleRow alone = scale(m, a, {.gpus = 8, .expert = 1, .zero = 1}),
+                 in_node = scale(m, a, {.gpus = 8, .expert = 1, .zero = 1, .context = 4}),
+                 across = scale(m, a, {.gpus = 8, .expert = 1, .zero = 1, .context = 8});
+  // 16 samples of 2,000 tokens: 8 for each of two groups, one at a time. Of 8 x 200,000 bytes a GPU gathers
+  // three quarters, three times, and sends a quarter to each of three others.
+  REQUIRE(in_node.refused.empty());
+  CHECK(in_node.micro_batches == 8);
+  CHECK(in_node.compute == Approx(alone.compute));
+  CHECK(in_node.context_bytes.nvlink == Approx(16e5 * (3 * 0.75 + 0.75)));
+  CHECK(in_node.context_bytes.nic == 0);
+  const double start = 8 * 2 * 4 * 1e-3;  // of 8 samples and 2 layers, two chunks of keys and two of values
+  CHECK(in_node.context == Approx(16e5 * 3 * 0.75 / 1e9 + 3 * start + 16e5 * 0.75 / 1e9 + start));
+  CHECK(in_node.shown_context == Approx((16e5 * 3 * 0.75 / 1e9 + 3 * start) / 2 + 16e5 * 0.75 / 1e9 + start));
+  CHECK(in_node.reduce_bytes.nvlink == Approx(alone.reduce_bytes.nvlink));
+  CHECK(in_node.activations == 400'000'000);
+  CHECK(in_node.weights == alone.weights);
+  CHECK(in_node.step_without_overlap() ==
+        Approx(in_node.compute + in_node.reduce + in_node.gather + in_node.context));
+  // Two nodes of four: half of a quarter comes from the other node, and half of what is scattered goes there.
+  CHECK(across.context_bytes.nvlink == Approx(32e5 * (3 * 0.75 + 3.0 / 8)));
+  CHECK(across.context_bytes.nic == Approx(32e5 * (3 * 0.25 / 2 + 4.0 / 8)));
+  CHECK(across.activations == 300'000'000);
+
+  const auto why = [&](const ScaleLayout& l) { return scale(m, a, l).refused; };
+  CHECK_THAT(why({8, 1, 1, 3}), Contains("2000 tokens have no 6 equal chunks, two for each of 3 GPUs"));
+  CHECK_THAT(why({4, 1, 1, 250}), Contains("4 GPUs cannot be divided into groups of 250"));
+  CHECK_THAT(why({8, 1, 1, 0}), Contains("context-parallel size 0: must be at least 1"));
+  m.samples = 1;
+  CHECK_THAT(why({8, 1, 1, 4}), Contains("a micro-batch of 1 on each of 2 groups of 4 GPUs"));
+  CHECK(why({8, 1, 1, 8}).empty());
+  m.experts = 12;
+  m.expert = 12;
+  m.samples = 16;
+  a.gpus_per_node = 12;
+  m.seq_len = 24000;
+  CHECK_THAT(why({12, 6, 1, 4}), Contains("of expert-parallel size 6 and context-parallel size 4, neither"));
+  CHECK_THAT(why({24, 1, 1, 8}), Contains("a context-parallel group of 8 GPUs is neither whole nodes of 12"));
+}
+
+TEST_CASE("what GPUs share of a sequence is measured, and its keys and values are counted", "[scale]") {
+  const Plan plan = make_plan(load_config(shipped("long_context/gate_32k.yaml")));
+  const ModelConfig& model = plan.config.model;
+  const ScaleModel m = scale_model(plan, {1, 4, 8, 3});
+  CHECK(m.shared_activation_bytes.size() == 2);
+  CHECK(m.key_value_bytes == model.num_hidden_layers * 2 * model.num_key_value_heads * model.head_dim * 2);
+  CHECK(m.key_value_gathers == Approx(plan.config.train.recompute == Recompute::block ? 2 + m.again : 2));
+  const ScaleRow one = scale(m, {}, {64, 1, 1}), four = scale(m, {}, {64, 1, 1, 4}),
+                 eight = scale(m, {}, {64, 1, 1, 8});
+  CHECK(four.activations < 0.4 * one.activations);
+  CHECK(eight.activations < 0.65 * four.activations);
+  CHECK(eight.micro_batches == 2 * four.micro_batches);
+  CHECK(four.efficiency() < one.efficiency());
+  const MemoryPlan shared = make_plan(load_config(shipped("long_context/gate_32k_context_8.yaml")), 8).memory;
+  CHECK(eight.activations == static_cast<double>(shared.activations + shared.scratch));
+}
+
 TEST_CASE("a saturated link determines the step time, whatever is hidden", "[scale]") {
   ScaleAssumptions a = small_machines();
   a.nvlink_gb_s = 1e9;

@@ -121,6 +121,53 @@ TEST_CASE("context parallelism under mpirun: the bits of one rank, and analyses 
   }
 }
 
+TEST_CASE("sluice eval under mpirun: ranks that share every sample find the losses of one rank",
+          "[ranks][context]") {
+  if (no_mpi()) return;
+  const TinyRun t;
+  REQUIRE(t.sluice({"train", t.config}).code == 0);
+  const std::string task = t.folder / "letters.jsonl";
+  test::write_bytes(task,
+                    "{\"context\": \"after a comes\", \"choices\": [\"b\", \"c\"], \"answer\": 0}\n"
+                    "{\"context\": \"after x comes\", \"choices\": [\"z\", \"y!\"], \"answer\": 1}\n");
+  const auto eval = [&](int ranks, std::vector<std::string> more) {
+    more.insert(more.begin(), {"eval", t.run});
+    return Program(t.folder.path, more, {}, ranks).wait();
+  };
+  const auto results = [&](int ranks, std::vector<std::string> more) {
+    more.push_back("--json");
+    const Outcome o = eval(ranks, more);
+    INFO(ranks << " ranks\n" << o.out << o.err);
+    REQUIRE(o.code == 0);
+    CHECK(count_of(o.out, "\n") == 1);
+    return nlohmann::json::parse(o.out);
+  };
+  const nlohmann::json one = results(0, {}), answers = results(0, {"--tasks", task});
+  for (const int ranks : {2, 4}) {
+    const std::string context = fmt::format("parallel.context={}", ranks);
+    const nlohmann::json shared = results(ranks, {context});
+    for (const char* name : {"loss", "bits_per_byte"})
+      CHECK(shared["sets"]["held_out"][name].get<double>() ==
+            Approx(one["sets"]["held_out"][name].get<double>()).epsilon(1e-6));
+    CHECK(shared["sets"]["held_out"]["tokens"] == one["sets"]["held_out"]["tokens"]);
+    const nlohmann::json answered = results(ranks, {context, "--tasks", task});
+    CHECK(answered["tasks"]["letters"]["answer_nats_per_byte"].get<double>() ==
+          Approx(answers["tasks"]["letters"]["answer_nats_per_byte"].get<double>()).epsilon(1e-6));
+  }
+  const auto refused = [&](int ranks, const std::vector<std::string>& more, const std::string& text) {
+    const Outcome o = eval(ranks, more);
+    INFO(o.out << o.err);
+    CHECK(o.code == 64);
+    CHECK_THAT(o.err, Contains(text));
+    CHECK(count_of(o.err, "error:") == 1);
+  };
+  refused(2, {},
+          "parallel.context = 1: in sluice eval all ranks share every sample, and there are 2 of them");
+  refused(0, {"parallel.context=2", "--tasks", task}, "parallel.context = 2: in sluice eval all ranks share");
+  refused(2, {"parallel.context=2", "--per-token", t.folder / "losses.npy"}, "take whole samples");
+  refused(2, {"parallel.context=2", "--zero-first-value", "all"}, "take whole samples");
+}
+
 TEST_CASE("ZeRO and expert parallelism under mpirun: the same bits, and a run resumes under any layout",
           "[ranks]") {
   if (no_mpi()) return;

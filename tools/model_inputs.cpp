@@ -1,0 +1,65 @@
+#include "model_inputs.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include "checkpoint/manifest.h"
+#include "config/derived.h"
+#include "core/cores.h"
+#include "core/io.h"
+#include "data/loader.h"
+#include "run/start_facts.h"
+
+namespace sluice {
+namespace {
+
+/// What identifies the contents of a checkpoint or folder.
+std::string contents_text(const std::string& path) {
+  const std::string manifest = path + "/" + kManifestName, hf = path + "/config.json";
+  return checksum(io::read_file(io::exists(manifest) ? manifest : hf));
+}
+
+}  // namespace
+
+ModelInputs read_model(StartFacts& facts, const Communicator& ranks, const std::string& command,
+                       const std::string& path, const OpenOptions& how) {
+  state_program(facts);
+  ModelInputs inputs{open_model(path, how), {}};
+  inputs.config = inputs.files.config;
+  const Config& config = inputs.config;
+  if (config.parallel.context > 1 && resolve_device(config.train.device) != Device::cpu)
+    fail(ExitCode::usage,
+         "parallel.context = {}: sluice {} shares sequences between ranks on CPUs only; add --device cpu",
+         config.parallel.context, command);
+  use_threads(config.train.threads);
+  if (ranks.size() == 1) return inputs;
+  Config trained = config;
+  trained.run_dir = std::string("/");  // it does not matter where the run is
+  state_configuration(facts, trained);
+  state_device(facts, config);
+  facts.set("the checkpoint",
+            fmt::format("step {}, manifest xxh3:{}", inputs.files.step, contents_text(inputs.files.path)),
+            ExitCode::data);
+  return inputs;
+}
+
+void state_sets(StartFacts& facts, const std::vector<DataSource>& sets, const Config& config) {
+  std::vector<std::string> names;
+  for (const DataSource& set : sets) names.push_back(set.name);
+  facts.set("the validation sets (--set, --data)", fmt::format("{}", fmt::join(names, " ")));
+  for (const DataSource& set : sets)
+    state_contents(facts, "the contents of the validation set " + set.name, Blend({set}, config));
+}
+
+void require_sharing(const Communicator& ranks, const std::string& command, const Config& config) {
+  const int64_t context = config.parallel.context;
+  if (ranks.size() != context)
+    fail(ExitCode::usage,
+         "parallel.context = {}: in sluice {} all ranks share every sample, and there {} {} of them", context,
+         command, ranks.size() == 1 ? "is" : "are", ranks.size());
+}
+
+int64_t tokens_of_rank(const Config& config) {
+  return config.train.micro_batch_size * config.data.seq_len / config.parallel.context;
+}
+
+}  // namespace sluice
