@@ -92,7 +92,10 @@ TEST_CASE("one query behind many keys equals the definition: lengths, groups of 
                                                               {700, 6, 2, 80, 131},
                                                               {391, 2, 2, 20, 7},
                                                               {1000, 12, 12, 64, 255},
-                                                              {513, 14, 2, 192, 256}}) {
+                                                              {513, 14, 2, 192, 256},
+                                                              {200, 40, 1, 32, 5},
+                                                              {260, 40, 20, 48, 3},
+                                                              {300, 80, 2, 16, 0}}) {
       Pool pool(static_cast<uint32_t>(keys + depth));
       const Query query(pool, {keys, heads, kv_heads, depth}, first, tolerance.dtype);
       INFO(keys << " keys from " << first << " on, " << heads << " heads of " << kv_heads << ", depth "

@@ -25,14 +25,9 @@ struct Decode {
   A* part(int64_t chunk, int64_t head) const { return parts + (chunk * p.heads + head) * size(); }
 
   void chunk(int64_t c) const {
-    const int64_t begin = std::max<int64_t>(c * kDecodeChunk, p.first_key[0]),
-                  keys = std::min((c + 1) * kDecodeChunk, p.tk) - begin;
-    for (int64_t head = 0; head < p.heads; head += p.group()) {
-      const int64_t stride = p.kv_heads * p.depth, at = begin * stride + head / p.group() * p.depth;
-      const Rows<const T> k{p.k + at, kInOrder.data(), stride}, v{p.v + at, kInOrder.data(), stride};
-      for (int64_t h = 0; h < p.group(); h += kDecodeHeads)
-        heads(c, head + h, std::min(kDecodeHeads, p.group() - h), k, v, keys, begin == p.first_key[0]);
-    }
+    const int64_t at_once = std::max(kHeadsAtOnce / p.group(), int64_t{1});
+    for (int64_t head = 0; head < p.kv_heads; head += at_once)
+      heads(c, head, std::min(at_once, p.kv_heads - head));
   }
 
   /// The softmax over all chunks of one head; returns its lse.
@@ -51,25 +46,50 @@ struct Decode {
   }
 
  private:
-  static constexpr int64_t kDecodeHeads = 8;
+  static constexpr int64_t kHeadsAtOnce = 32, kKeysAtOnce = 16;
 
-  /// `count` heads of a group from `head` on.
-  void heads(int64_t c, int64_t head, int64_t count, const Rows<const T>& k, const Rows<const T>& v,
-             int64_t keys, bool first) const {
-    alignas(64) A s[kDecodeHeads * kDecodeChunk];
-    dot_rows(s, kDecodeChunk, q + head * p.depth, p.depth, count, k, keys, p.depth);
-    for (int64_t h = 0; h < count; ++h) {
+  /// The heads of `count` key heads from `kv_head` on. A few keys are read for all of them, and then the
+  /// next, so that memory is read in its order: one head of a token is only some cache lines of its row.
+  void heads(int64_t c, int64_t kv_head, int64_t count) const {
+    const int64_t begin = std::max<int64_t>(c * kDecodeChunk, p.first_key[0]),
+                  keys = std::min((c + 1) * kDecodeChunk, p.tk) - begin, stride = p.kv_heads * p.depth,
+                  head = kv_head * p.group();
+    alignas(64) A scores[kHeadsAtOnce * kDecodeChunk];
+    std::vector<A> more;  // where one key head has more heads than that
+    A* s = scores;
+    if (count * p.group() > kHeadsAtOnce) {
+      more.resize(static_cast<size_t>(count * p.group() * kDecodeChunk));
+      s = more.data();
+    }
+    const auto by_keys = [&](const T* base, const auto& work) {
+      for (int64_t e = 0; e < keys; e += kKeysAtOnce)
+        for (int64_t i = 0; i < count; ++i) {
+          const Rows<const T> rows{base + (begin + e) * stride + (kv_head + i) * p.depth, kInOrder.data(),
+                                   stride};
+          for (int64_t n = e + kKeysAtOnce; n < std::min(e + 2 * kKeysAtOnce, keys); ++n)
+            prefetch_row(rows.base + (n - e) * stride, p.depth);
+          work(i * p.group(), e, rows, std::min(kKeysAtOnce, keys - e));
+        }
+    };
+    by_keys(p.k, [&](int64_t h, int64_t e, const Rows<const T>& rows, int64_t n) {
+      dot_rows(s + h * kDecodeChunk + e, kDecodeChunk, q + (head + h) * p.depth, p.depth, p.group(), rows, n,
+               p.depth);
+    });
+    for (int64_t h = 0; h < count * p.group(); ++h) {
       A* const row = s + h * kDecodeChunk;
-      if (first && z0) z0[head + h] = row[0];
+      if (begin == p.first_key[0] && z0) z0[head + h] = row[0];
       // At least half the lowest number, so that exp(-inf - -inf) is not computed.
       A largest = std::numeric_limits<A>::lowest() / 2;
       for (int64_t j = 0; j < keys; ++j) largest = std::max(largest, row[j]);
       A* const statistics = part(c, head + h) + p.depth;
       statistics[0] = largest;
       statistics[1] = exp_row(row, keys, largest);
+      std::fill_n(part(c, head + h), p.depth, A(0));
     }
-    for (int64_t h = 0; h < count; ++h) std::fill_n(part(c, head + h), p.depth, A(0));
-    mix_rows(part(c, head), size(), s, kDecodeChunk, count, v, keys, p.depth);
+    by_keys(p.v, [&](int64_t h, int64_t e, const Rows<const T>& rows, int64_t n) {
+      mix_rows(part(c, head + h), size(), s + h * kDecodeChunk + e, kDecodeChunk, p.group(), rows, n,
+               p.depth);
+    });
   }
 };
 

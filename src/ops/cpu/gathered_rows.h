@@ -24,11 +24,11 @@ template <class T>
     __builtin_prefetch(reinterpret_cast<const char*>(row) + byte);
 }
 
-/// out[h][e] = <q_h, rows_e> for `heads` rows of q, which are ldq apart, and n rows; out rows are ldo apart.
-template <class A, class T>
-void dot_rows(A* out, int64_t ldo, const A* q, int64_t ldq, int64_t heads, const Rows<const T>& rows,
-              int64_t n, int64_t depth) {
-  constexpr int W = Simd<A>::kWidth, E = W < 4 ? W : 4, H = W / E;
+/// dot_rows in tiles of H heads and W / H rows.
+template <int H, class A, class T>
+void dot_tiles(A* out, int64_t ldo, const A* q, int64_t ldq, int64_t heads, const Rows<const T>& rows,
+               int64_t n, int64_t depth) {
+  constexpr int W = Simd<A>::kWidth, E = W / H;
   for (int64_t e0 = 0; e0 < n; e0 += E) {
     const T* row[E];
     for (int e = 0; e < E; ++e) row[e] = rows[std::min<int64_t>(e0 + e, n - 1)];
@@ -41,14 +41,14 @@ void dot_rows(A* out, int64_t ldo, const A* q, int64_t ldq, int64_t heads, const
       for (int i = 0; i < W; ++i) s[i] = Vec<A>{};
       int64_t d = 0;
       for (; d + W <= depth; d += W) {
-        Vec<A> k[E];
+        Vec<A> x[H];
 #pragma GCC unroll 4
-        for (int e = 0; e < E; ++e) k[e] = load_vec(row[e] + d);
+        for (int h = 0; h < H; ++h) x[h] = load_vec(head[h] + d);
+#pragma GCC unroll 16
+        for (int e = 0; e < E; ++e) {
+          const Vec<A> k = load_vec(row[e] + d);
 #pragma GCC unroll 4
-        for (int h = 0; h < H; ++h) {
-          const Vec<A> x = load_vec(head[h] + d);
-#pragma GCC unroll 4
-          for (int e = 0; e < E; ++e) s[h * E + e] += x * k[e];
+          for (int h = 0; h < H; ++h) s[h * E + e] += x[h] * k;
         }
       }
       alignas(64) A sums[W];
@@ -66,6 +66,19 @@ void dot_rows(A* out, int64_t ldo, const A* q, int64_t ldq, int64_t heads, const
         }
     }
   }
+}
+
+/// out[h][e] = <q_h, rows_e> for `heads` rows of q, which are ldq apart, and n rows; out rows are ldo apart.
+/// A tile has no more heads than there are, so that one head alone computes nothing twice.
+template <class A, class T>
+void dot_rows(A* out, int64_t ldo, const A* q, int64_t ldq, int64_t heads, const Rows<const T>& rows,
+              int64_t n, int64_t depth) {
+  constexpr int W = Simd<A>::kWidth, most = W < 4 ? 1 : W / 4;
+  if constexpr (most > 1)
+    if (heads == 1) return dot_tiles<1>(out, ldo, q, ldq, heads, rows, n, depth);
+  if constexpr (most > 2)
+    if (heads == 2) return dot_tiles<2>(out, ldo, q, ldq, heads, rows, n, depth);
+  dot_tiles<most>(out, ldo, q, ldq, heads, rows, n, depth);
 }
 
 template <class A, class T, int M, int NV>
