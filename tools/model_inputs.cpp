@@ -54,8 +54,9 @@ void require_sharing(const Communicator& ranks, const std::string& command, cons
   const int64_t context = config.parallel.context;
   if (ranks.size() != context)
     fail(ExitCode::usage,
-         "parallel.context = {}: in sluice {} all ranks share every sample, and there {} {} of them", context,
-         command, ranks.size() == 1 ? "is" : "are", ranks.size());
+         "sluice {}: {} rank{} and parallel.context = {}; all ranks share every sample, so that both numbers "
+         "have to be equal",
+         command, ranks.size(), ranks.size() == 1 ? "" : "s", context);
 }
 
 int64_t tokens_of_rank(const Config& config) {

@@ -4,12 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "core/error.h"
-#include "core/targets.h"
 #include "eval/ruler_tasks.h"
-#include "eval/sample_rows.h"
 
 namespace sluice {
 namespace {
@@ -19,8 +16,8 @@ constexpr uint64_t kSeed = 42;
 // At most one token per byte, and one more: " 1234567", and a space with the 36 characters of a UUID.
 constexpr int64_t kNumberTokens = 9, kUuidTokens = 38;
 
-int64_t common_prefix(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
-  return std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin();
+size_t common_prefix(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
+  return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
 }
 
 /// f(), with errors that say which keys to change.
@@ -69,33 +66,18 @@ void RulerChoices::add(Cell& cell, const std::string& prompt, const std::vector<
   SLUICE_CHECK(std::ssize(values) == kValues, "RulerChoices: {} values", values.size());
   std::vector<int32_t> alone = tokenizer.encode(prompt);
   if (begin_token_) alone.insert(alone.begin(), *begin_token_);
-  int64_t first = std::ssize(alone);
-  const size_t begin = cell.rows.size();
+  size_t first = alone.size();
+  const size_t begin = cell.values.size();
   for (const std::string& value : values) {
-    Row row{tokenizer.encode(prompt + " " + value), 0};
-    if (begin_token_) row.tokens.insert(row.tokens.begin(), *begin_token_);
-    first = std::min(first, common_prefix(alone, row.tokens));
-    SLUICE_CHECK(std::ssize(row.tokens) <= seq_len_ + 1, "RulerChoices: {} tokens in samples of {}",
-                 row.tokens.size(), seq_len_);
-    cell.rows.push_back(std::move(row));
+    ScoredSequence sequence{tokenizer.encode(prompt + " " + value)};
+    if (begin_token_) sequence.tokens.insert(sequence.tokens.begin(), *begin_token_);
+    first = std::min(first, common_prefix(alone, sequence.tokens));
+    SLUICE_CHECK(std::ssize(sequence.tokens) <= seq_len_ + 1, "RulerChoices: {} tokens in samples of {}",
+                 sequence.tokens.size(), seq_len_);
+    cell.values.push_back(std::move(sequence));
   }
-  for (size_t i = begin; i < cell.rows.size(); ++i) cell.rows[i].first = std::max<int64_t>(first, 1);
-}
-
-/// Sample `at` of a batch; nothing is predicted without a row.
-void RulerChoices::fill(const Batch& batch, const Row* row, int64_t at) const {
-  const int64_t base = at * seq_len_;
-  int32_t *tokens = batch.tokens.as<int32_t>() + base, *targets = batch.targets.as<int32_t>() + base,
-          *positions = batch.positions.as<int32_t>() + base,
-          *first_key = batch.first_key.as<int32_t>() + base;
-  std::fill_n(tokens, seq_len_, 0);
-  std::fill_n(targets, seq_len_, kPadding);
-  std::iota(positions, positions + seq_len_, 0);
-  std::fill_n(first_key, seq_len_, static_cast<int32_t>(base));
-  if (!row) return;
-  std::copy(row->tokens.begin(), row->tokens.end() - 1, tokens);
-  std::fill_n(targets, std::ssize(row->tokens) - 1, kNoTarget);
-  std::copy(row->tokens.begin() + row->first, row->tokens.end(), targets + row->first - 1);
+  for (size_t i = begin; i < cell.values.size(); ++i)
+    cell.values[i].first_target = std::max<size_t>(first, 1);
 }
 
 std::optional<std::vector<RulerChoice>> RulerChoices::run(Context& ctx, const Transformer& model,
@@ -103,35 +85,20 @@ std::optional<std::vector<RulerChoice>> RulerChoices::run(Context& ctx, const Tr
                                                           const std::function<bool()>& stop,
                                                           const ValueZeroing* zeroing) const {
   std::vector<RulerChoice> choices;
-  SampleRows samples(model, buffers);
-  const int64_t at_once = seq_len_ > 0 ? samples.tokens() / seq_len_ : 0;
   for (const Cell& cell : cells_) {
-    const int64_t rows = std::ssize(cell.rows);
-    std::vector<double> nats(cell.rows.size());
-    for (int64_t begin = 0; begin < rows; begin += at_once) {
-      if (stop()) return std::nullopt;
-      for (int64_t i = 0; i < at_once; ++i)
-        fill(samples.whole(), begin + i < rows ? &cell.rows[static_cast<size_t>(begin + i)] : nullptr, i);
-      samples.upload(ctx);
-      model.forward(ctx, buffers.batch, buffers.saved, {}, nullptr, zeroing);
-      model.loss_forward(ctx, buffers.losses, buffers.batch, buffers.saved);
-      const std::vector<double> losses = samples.losses(ctx);
-      const int32_t* targets = samples.whole().targets.as<int32_t>();
-      for (int64_t i = 0; i < std::min(at_once, rows - begin); ++i)
-        for (int64_t t = i * seq_len_; t < (i + 1) * seq_len_; ++t)
-          if (targets[t] >= 0) nats[static_cast<size_t>(begin + i)] += losses[static_cast<size_t>(t)];
-    }
-    RulerChoice choice{.task = cell.task, .length = cell.length, .samples = rows / kValues};
-    if (std::any_of(nats.begin(), nats.end(), [](double x) { return std::isnan(x); }))
+    const auto sums = log_likelihoods(ctx, model, buffers, cell.values, stop, zeroing);
+    if (!sums) return std::nullopt;
+    RulerChoice choice{.task = cell.task, .length = cell.length, .samples = std::ssize(*sums) / kValues};
+    if (std::any_of(sums->begin(), sums->end(), [](double x) { return std::isnan(x); }))
       fail(ExitCode::numeric,
            "eval.ruler, {} at {}: the log-likelihood of a value is not a number: the model's logits are not "
            "finite",
            cell.task, cell.length);
-    for (auto first = nats.begin(); first != nats.end(); first += kValues) {
-      const double best_other = *std::min_element(first + 1, first + kValues);
-      choice.loss += *first;
-      choice.margin += best_other - *first;
-      choice.accuracy += *first < best_other;
+    for (auto first = sums->begin(); first != sums->end(); first += kValues) {
+      const double best_other = *std::max_element(first + 1, first + kValues);
+      choice.loss -= *first;
+      choice.margin += *first - best_other;
+      choice.accuracy += *first > best_other;
     }
     for (double* mean : {&choice.loss, &choice.margin, &choice.accuracy})
       *mean /= static_cast<double>(choice.samples);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "data/tokenizer.h"
+#include "eval/scored_sequences.h"
 #include "nn/forward_buffers.h"
 
 namespace sluice {
@@ -27,25 +28,20 @@ class RulerChoices {
   RulerChoices(const Config& config, const Tokenizer& tokenizer);
   bool empty() const { return cells_.empty(); }
 
-  /// One row of `buffers` (whole samples of data.seq_len) per value. Nothing if `stop`, which is called
-  /// between forward passes, returned true.
+  /// As many values at once as fit into the tokens of `buffers`. Nothing if `stop`, which is called between
+  /// forward passes, returned true.
   std::optional<std::vector<RulerChoice>> run(Context& ctx, const Transformer& model, ForwardBuffers& buffers,
                                               const std::function<bool()>& stop,
                                               const ValueZeroing* zeroing) const;
 
  private:
-  struct Row {
-    std::vector<int32_t> tokens;  // of prompt and value
-    int64_t first = 0;            // of the tokens that are scored
-  };
   struct Cell {
     std::string task;
     int64_t length = 0;
-    std::vector<Row> rows;  // ten per sample, the true value first
+    std::vector<ScoredSequence> values;  // ten per sample, the true one first
   };
   void add(Cell& cell, const std::string& prompt, const std::vector<std::string>& values,
            const Tokenizer& tokenizer) const;
-  void fill(const Batch& batch, const Row* row, int64_t at) const;
 
   std::vector<Cell> cells_;
   std::optional<int32_t> begin_token_;

@@ -51,26 +51,6 @@ struct TaskResult {
   std::vector<std::vector<double>> log_likelihoods;  // of each question's continuations, nats
 };
 
-/// A context and its continuation as tokens: inputs, and where the continuation's targets begin.
-struct ScoredSequence {
-  std::vector<int32_t> tokens;
-  size_t first_target = 1;  // index in tokens of the continuation's first token
-  bool truncated = false;
-};
-
-/// White space at the end of the context is encoded with the continuation, as lm-eval does. An empty context
-/// is the end-of-document token, or data.begin_token, which otherwise stands in front of it. Of a sequence
-/// longer than `most` + 1 tokens the end is kept.
-ScoredSequence scored_sequence(const Tokenizer& tokenizer, std::optional<int64_t> begin_token,
-                               const std::string& context, const std::string& continuation, int64_t most);
-
-/// Log-likelihoods of the continuations of sequences, packed into forward passes of the buffers' size; a
-/// sequence sees itself alone. Nothing where stop() returned true between passes.
-std::optional<std::vector<double>> log_likelihoods(Context& ctx, const Transformer& model,
-                                                   ForwardBuffers& buffers,
-                                                   const std::vector<ScoredSequence>& sequences,
-                                                   const std::function<bool()>& stop);
-
 /// Answers a task. seq_len: most inputs of a sequence, at most the buffers' tokens. Error(numeric) where a
 /// log-likelihood is not a number, since none is the largest then.
 std::optional<TaskResult> answer_task(Context& ctx, const Transformer& model, ForwardBuffers& buffers,

@@ -8,7 +8,7 @@
 #include "eval/forward_memory.h"
 #include "eval/generate.h"
 #include "eval/samples.h"
-#include "eval/tasks.h"
+#include "eval/scored_sequences.h"
 #include "eval/tiny_checkpoint.h"
 #include "support/model.h"
 

@@ -11,6 +11,7 @@
 #include "eval/forward_memory.h"
 #include "eval/generate.h"
 #include "eval/prompt_scores.h"
+#include "eval/scored_sequences.h"
 #include "eval/tiny_checkpoint.h"
 #include "support/model.h"
 

@@ -161,9 +161,9 @@ TEST_CASE("sluice eval under mpirun: ranks that share every sample find the loss
     CHECK_THAT(o.err, Contains(text));
     CHECK(count_of(o.err, "error:") == 1);
   };
-  refused(2, {},
-          "parallel.context = 1: in sluice eval all ranks share every sample, and there are 2 of them");
-  refused(0, {"parallel.context=2", "--tasks", task}, "parallel.context = 2: in sluice eval all ranks share");
+  refused(2, {}, "sluice eval: 2 ranks and parallel.context = 1; all ranks share every sample");
+  refused(0, {"parallel.context=2", "--tasks", task},
+          "sluice eval: 1 rank and parallel.context = 2; all ranks share");
   refused(2, {"parallel.context=2", "--per-token", t.folder / "losses.npy"}, "take whole samples");
   refused(2, {"parallel.context=2", "--zero-first-value", "all"}, "take whole samples");
 }
