@@ -49,6 +49,8 @@ from sluice.reporting import (
     values,
 )
 from sluice.reporting.main import main, make_sections, read_runs
+from sluice.sweeping import main as sweep_main
+from sluice.sweeping import markdown
 from sluice.sweeping import tables as sweep_tables
 
 CONFIG = """# hash 0
@@ -1062,6 +1064,31 @@ class SameTokens(Folder):
         self.assertNotIn("±", line.split("control")[0])
         self.assertIn("lowest validation loss:", text)
         self.assertIn("gate (3 seeds)", text)
+
+    def test_a_sweeps_markdown_table_has_means_and_differences_paired_by_seed(self):
+        runs = self.plain_and_gated()
+        sweep, results = self.results(list(runs.values()))
+        measures = ["loss", "first_token_attention", "sink_share", "gates_low"]
+        lines = [
+            [cell.strip() for cell in line.split("|")[1:-1]]
+            for line in markdown.markdown(results, measures, "base").splitlines()
+        ]
+        self.assertEqual([len(line) for line in lines], [9] * 4)
+        self.assertEqual(lines[0][:5], ["configuration", "seeds", "validation loss", "less the control",
+                                        "first-token attention"])  # fmt: skip
+        base, gate = lines[2:]
+        self.assertEqual((base[0], base[1], base[3]), ("`base`", "3", ""))
+        self.assertEqual((gate[0], gate[1], gate[4]), ("`gate`", "3", "0.250 ± 0.000"))
+        groups = {g.label: g for g in (group for group, _ in sweep_tables.groups_of(results)) if g}
+        of = comparing.paired(groups["gate"].by_seed("loss"), groups["base"].by_seed("loss"))
+        self.assertEqual(gate[3], f"{of.mean:+.4f} ({of.low:+.4f} to {of.high:+.4f})")
+        self.assertNotEqual(of.mean, 0)
+        self.assertEqual(gate[6:], ["-", "-", "-"])  # in no evaluation here
+        self.assertEqual(markdown.interval(comparing.Difference([0.5, 0.25]), "{:.2f}".format), "0.38")
+        self.assertRaises(comparing.NoBaseline, markdown.markdown, results, measures, "none")
+        with contextlib.redirect_stderr(io.StringIO()) as told, self.assertRaises(SystemExit):
+            sweep_main.options_of(["table", "x.yaml", "--markdown", "loss,los"])
+        self.assertIn("--markdown: no measure los; known are loss, ppl,", told.getvalue())
 
     def test_how_seeds_were_evaluated_makes_no_other_variant(self):
         """As in a sweep: the hash leaves eval.* out."""

@@ -228,6 +228,8 @@ class Run:
                 "imbalance": ema(heads)[-1] if imbalance is None and heads else imbalance,
             }
         active = number(self.info.get("parameters_active"))
+        sinks = self.analysis.get("sinks") or {}
+        gates = [gate for layer in layers for gate in layer.get("gates") or []]
         return {
             "parameters": number(self.info.get("parameters")),
             "active": number(self.info.get("parameters")) if active is None else active,
@@ -238,6 +240,10 @@ class Run:
             "loss": self.set_mean("loss"),
             "ppl": mean_of_all(ppl.values()),
             "bpb": self.set_mean("bits_per_byte"),
+            "sink_share": number(sinks.get("share")),
+            "strongest_sink": number((sinks.get("strongest") or {}).get("first_token_attention")),
+            "gates_low": mean_of_all(number(gate.get("below_0.05")) for gate in gates),
+            "gates_high": mean_of_all(number(gate.get("above_0.95")) for gate in gates),
             **of_layers,
         }
 

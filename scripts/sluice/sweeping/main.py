@@ -3,7 +3,7 @@
   scripts/sweep plan FILE             what will be trained, and what it costs; plan may be left out
   scripts/sweep run FILE              trains it here; the same command goes on where it was stopped or killed
   scripts/sweep status FILE           where every trial is
-  scripts/sweep table FILE            what came out, seeds together; also written to OUTPUT/sweep.csv
+  scripts/sweep table FILE            what came out, seeds together; also written to OUTPUT/sweep.csv; --markdown: for a README
   scripts/sweep record FILE           adds what has finished to the file of results that the key `record` names
   scripts/sweep analyze FILE          `sluice analyze` of every finished trial that has no analysis yet, for scripts/report
   scripts/sweep slurm FILE            writes OUTPUT/array.sbatch, a Slurm job array of what is not finished
@@ -50,7 +50,7 @@ from typing import TYPE_CHECKING
 from .. import program
 from ..reporting.comparing import NoBaseline
 from ..yaml import Refused
-from . import analyzing, plan, records, runner, slurm, state, study, tables, text
+from . import analyzing, markdown, plan, records, runner, slurm, state, study, tables, text
 from .plan import Mistake
 from .sweep_file import SweepFile
 
@@ -88,6 +88,14 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
         "model size the first plain transformer, or the first)",
     )
     parser.add_argument(
+        "--markdown",
+        metavar="MEASURES",
+        nargs="?",
+        const=markdown.USUAL,
+        help="table: as Markdown, with these measures, joined by commas: "
+        f"{', '.join(markdown.MEASURES)} (without a list: {markdown.USUAL})",
+    )
+    parser.add_argument(
         "--every", type=float, default=60, help="run: seconds between lines of progress, outside a terminal"
     )
     if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
@@ -95,12 +103,20 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if (options.trial is None) == (options.command == "trial"):
         parser.error("`trial` needs a number or hash; nothing else takes one")
+    if options.markdown and (unknown := markdown.unknown(options.markdown.split(","))):
+        parser.error(f"--markdown: no measure {', '.join(unknown)}; known are {', '.join(markdown.MEASURES)}")
     if any(n is not None and n < 1 for n in (options.slots, options.threads)):
         parser.error("--slots and --threads are at least 1")
     return options
 
 
-def show_results(sweep: SweepFile, found: dict[str, Look], output: str, control: str | None = None) -> None:
+def show_results(
+    sweep: SweepFile,
+    found: dict[str, Look],
+    output: str,
+    control: str | None = None,
+    measures: str | None = None,
+) -> None:
     state.refuse_foreign(found)
     results = tables.results_of(sweep, found)
     path = os.path.join(output, "sweep.csv")
@@ -109,6 +125,9 @@ def show_results(sweep: SweepFile, found: dict[str, Look], output: str, control:
         file.write(tables.csv_text(sweep, results))
     os.replace(path + ".tmp", path)
     try:
+        if measures:
+            print(markdown.markdown(results, measures.split(","), control), end="")
+            return
         print(tables.results_text(sweep, results, control), end="")
         print("".join(f"{line}\n" for line in records.mixtures(found)) + path)
     except NoBaseline as error:
@@ -158,7 +177,7 @@ def train(options: argparse.Namespace) -> int:
     elif options.command == "status":
         print(tables.status_text(sweep, state.looks(sweep.trials, output, lines)), end="")
     elif options.command == "table":
-        show_results(sweep, state.looks(sweep.trials, output), output, options.control)
+        show_results(sweep, state.looks(sweep.trials, output), output, options.control, options.markdown)
     elif options.command == "record":
         if not recorded:
             raise Mistake(64, f"{sweep.path}: no key `record`: the file that results are added to")
