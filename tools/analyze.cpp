@@ -2,6 +2,7 @@
 #include "eval/analyze.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <memory>
@@ -11,6 +12,7 @@
 #include "core/io.h"
 #include "model_inputs.h"
 #include "ranks.h"
+#include "run/rank_threads.h"
 #include "validation_sets.h"
 
 namespace sluice {
@@ -85,6 +87,7 @@ void print_table(const nlohmann::ordered_json& a) {
 
 void run(const Options& options, Communicator& ranks) {
   const bool leads = ranks.rank() == 0;
+  if (!leads) spdlog::set_level(spdlog::level::err);  // warnings come from rank 0
   ModelInputs inputs;
   std::vector<DataSource> sets;
   agree_on_start(ranks, [&](StartFacts& facts) {
@@ -95,6 +98,7 @@ void run(const Options& options, Communicator& ranks) {
     if (ranks.size() > 1) state_sets(facts, sets, inputs.config);
   });
   const auto& [files, config] = inputs;
+  use_threads(config.train.threads, ranks);
   const std::string path = files.path;
   const int64_t step = std::max<int64_t>(files.step, 0), trained_tokens = files.tokens;
   const auto context = static_cast<int>(config.parallel.context);

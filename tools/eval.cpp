@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "commands.h"
+#include "config/derived.h"
 #include "data/token_check.h"
 #include "eval/evaluate.h"
 #include "eval/token_records.h"
@@ -16,6 +17,7 @@
 #include "model_inputs.h"
 #include "ranks.h"
 #include "run/metrics.h"
+#include "run/rank_threads.h"
 #include "validation_sets.h"
 
 namespace sluice {
@@ -95,6 +97,7 @@ void evaluate(const EvalOptions& options, Communicator& ranks) {
     if (value > 0) fail(ExitCode::usage, "{} has no effect without --tasks FILE", option);
   const std::optional<ValueZeroing> zeroed = value_zeroing(options);
   const ValueZeroing* const zeroing = zeroed ? &*zeroed : nullptr;
+  if (ranks.rank() != 0) spdlog::set_level(spdlog::level::err);  // warnings come from rank 0
   ModelInputs inputs;
   std::vector<DataSource> sets;
   agree_on_start(ranks, [&](StartFacts& facts) {
@@ -104,10 +107,10 @@ void evaluate(const EvalOptions& options, Communicator& ranks) {
     if (ranks.size() > 1) state_sets(facts, sets, inputs.config);
   });
   const Config config = inputs.config;
+  use_threads(config.train.threads, ranks);
   const std::string path = inputs.files.path, step_text = inputs.files.step_text();
   const int64_t step = inputs.files.step, trained_tokens = inputs.files.tokens;
   const bool leads = ranks.rank() == 0;
-  if (!leads) spdlog::set_level(spdlog::level::err);  // warnings come from rank 0
   const bool records = !options.records.losses.empty() || !options.records.logits.empty();
   if (records && sets.size() > 1)
     fail(ExitCode::usage, "--per-token and --logits take one set; choose it with --set NAME");
@@ -115,7 +118,7 @@ void evaluate(const EvalOptions& options, Communicator& ranks) {
   if (ranks.size() > 1 && (records || zeroing))
     fail(ExitCode::usage,
          "--per-token, --logits and --zero-first-value take whole samples; leave out parallel.context");
-  const int64_t tokens = tokens_of_rank(config);
+  const int64_t tokens = tokens_per_micro_batch(config);
   const TrainedModel trained(std::move(inputs.files), tokens, ranks.size() > 1 ? &ranks : nullptr);
   const Evaluator evaluator(sets, config, trained.tokenizer(), options.max_tokens);
   for (const auto& set : evaluator.blends()) check_tokens(*set, trained.tokenizer(), config);

@@ -1,10 +1,12 @@
 #include "eval_tasks.h"
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 
 #include "checkpoint/manifest.h"
+#include "config/derived.h"
 #include "core/error.h"
 #include "core/io.h"
 #include "eval/evaluate.h"
@@ -12,6 +14,7 @@
 #include "eval/trained_model.h"
 #include "model_inputs.h"
 #include "run/metrics.h"
+#include "run/rank_threads.h"
 
 namespace sluice {
 
@@ -33,6 +36,7 @@ void add_task_options(Command& command, EvalTasksOptions& options) {
 
 void evaluate_tasks(Communicator& ranks, const std::string& model, const OpenOptions& how,
                     const EvalTasksOptions& options, bool json) {
+  if (ranks.rank() != 0) spdlog::set_level(spdlog::level::err);  // warnings come from rank 0
   std::vector<Task> tasks;
   ModelInputs inputs;
   agree_on_start(ranks, [&](StartFacts& facts) {
@@ -44,11 +48,12 @@ void evaluate_tasks(Communicator& ranks, const std::string& model, const OpenOpt
               fmt::format("{} {}{}", options.task.shots, options.task.max_questions, files));
   });
   const Config config = inputs.config;
+  use_threads(config.train.threads, ranks);
   const std::string what = inputs.files.path + inputs.files.step_text();
   const int64_t step = inputs.files.step, trained_tokens = inputs.files.tokens;
   const bool leads = ranks.rank() == 0;
   require_sharing(ranks, "eval", config);
-  const int64_t tokens = tokens_of_rank(config);
+  const int64_t tokens = tokens_per_micro_batch(config);
   const TrainedModel trained(std::move(inputs.files), tokens, ranks.size() > 1 ? &ranks : nullptr);
   ForwardMemory memory(trained, tokens);
   if (leads && !json)

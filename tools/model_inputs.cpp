@@ -4,7 +4,6 @@
 
 #include "checkpoint/manifest.h"
 #include "config/derived.h"
-#include "core/cores.h"
 #include "core/io.h"
 #include "data/loader.h"
 #include "run/start_facts.h"
@@ -30,7 +29,6 @@ ModelInputs read_model(StartFacts& facts, const Communicator& ranks, const std::
     fail(ExitCode::usage,
          "parallel.context = {}: sluice {} shares sequences between ranks on CPUs only; add --device cpu",
          config.parallel.context, command);
-  use_threads(config.train.threads);
   if (ranks.size() == 1) return inputs;
   Config trained = config;
   trained.run_dir = std::string("/");  // it does not matter where the run is
@@ -39,6 +37,7 @@ ModelInputs read_model(StartFacts& facts, const Communicator& ranks, const std::
   facts.set("the checkpoint",
             fmt::format("step {}, manifest xxh3:{}", inputs.files.step, contents_text(inputs.files.path)),
             ExitCode::data);
+  facts.set("the tokenizer", inputs.files.tokenizer->fingerprint(), ExitCode::data);
   return inputs;
 }
 
@@ -57,10 +56,6 @@ void require_sharing(const Communicator& ranks, const std::string& command, cons
          "sluice {}: {} rank{} and parallel.context = {}; all ranks share every sample, so that both numbers "
          "have to be equal",
          command, ranks.size(), ranks.size() == 1 ? "" : "s", context);
-}
-
-int64_t tokens_of_rank(const Config& config) {
-  return config.train.micro_batch_size * config.data.seq_len / config.parallel.context;
 }
 
 }  // namespace sluice

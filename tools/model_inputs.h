@@ -14,8 +14,9 @@ struct ModelInputs {
   Config config;  // that of `files`, which a model takes
 };
 
-/// Within agree_on_start (run/start_agreement.h): opens the model at a path and sets the number of threads.
-/// On several ranks it states everything that they must have in common for a forward pass. Error(usage) if
+/// Within agree_on_start (run/start_agreement.h): opens the model at a path.
+/// On several ranks it states what they must have in common for a forward pass; of the weights of a Hugging
+/// Face folder nothing but its config.json. Error(usage) if
 /// parallel.context is above 1 on a GPU; `command`: who says so.
 ModelInputs read_model(StartFacts& facts, const Communicator& ranks, const std::string& command,
                        const std::string& path, const OpenOptions& how);
@@ -25,7 +26,5 @@ void state_sets(StartFacts& facts, const std::vector<DataSource>& sets, const Co
 
 /// Error(usage) unless all ranks share every sample, that is, are parallel.context in number.
 void require_sharing(const Communicator& ranks, const std::string& command, const Config& config);
-/// Of a micro-batch, the tokens that a rank computes.
-int64_t tokens_of_rank(const Config& config);
 
 }  // namespace sluice

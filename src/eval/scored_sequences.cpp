@@ -37,9 +37,8 @@ class PackedPass {
   /// Computes, and adds to the sums.
   void run() {
     if (parts_.empty()) return;
-    // What is left is a sequence of token 0 without targets.
-    for (int64_t i = used_; i < size_; ++i)
-      rows_.put(i, 0, -1, std::min<int64_t>(i - used_, parts_[0].inputs - 1), used_);
+    // What is left are sequences of one token 0 without targets, which attend to nothing else.
+    for (int64_t i = used_; i < size_; ++i) rows_.put(i, 0, -1, 0, i);
     rows_.upload(ctx_);
     model_.forward(ctx_, buffers_.batch, buffers_.saved, {}, nullptr, zeroing_);
     model_.loss_forward(ctx_, buffers_.losses, buffers_.batch, buffers_.saved);

@@ -277,7 +277,8 @@ ScaleModel scale_model(const Plan& plan, const std::vector<int64_t>& contexts) {
   m.layers = c.model.num_hidden_layers;
   m.key_value_bytes =
       m.layers * (2 * c.model.num_key_value_heads * c.model.head_dim + index_width) * m.weight_bytes;
-  if (c.train.recompute == Recompute::block) m.key_value_gathers += m.again;
+  if (c.train.recompute == Recompute::block)
+    m.key_value_gathers += static_cast<double>(m.layers - 1) / static_cast<double>(m.layers);
   return m;
 }
 

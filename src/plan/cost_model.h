@@ -104,6 +104,7 @@ void check_assumptions(const ScaleAssumptions& assumptions);
 /// experts, and from there to the GPUs. GPUs that share sequences are neighbours; each gathers the keys and
 /// values of all of them, layer by layer, once more in backward and in what is computed again, and sends the
 /// gradients of theirs to each, which nothing hides.
+/// layout.context: 1, or one of the contexts that scale_model was given.
 ScaleRow scale(const ScaleModel& model, const ScaleAssumptions& assumptions, const ScaleLayout& layout);
 
 /// The estimate with the most tokens per second among those that fit, or null.

@@ -1065,15 +1065,28 @@ class SameTokens(Folder):
         self.assertIn("lowest validation loss:", text)
         self.assertIn("gate (3 seeds)", text)
 
+    def with_sinks(self, line, share):
+        """An evaluation with measures of sinks and of two gates."""
+        analysis = line.setdefault("analysis", {})
+        analysis["sinks"] = {"share": share, "strongest": {"first_token_attention": share + 0.5}}
+        layers = analysis.setdefault("layers", [{}])
+        layers[0]["gates"] = [{"below_0.05": low, "above_0.95": low / 2} for low in (0.2, 0.3)]
+        for layer in layers[1:]:
+            layer["gates"] = []
+        return line
+
     def test_a_sweeps_markdown_table_has_means_and_differences_paired_by_seed(self):
         runs = self.plain_and_gated()
+        for n, folder in enumerate(runs[key] for key in sorted(runs) if key[0] == "gate"):
+            change_json(os.path.join(folder, "eval.jsonl"), lambda line, n=n: self.with_sinks(line, 0.1 * n))
+        runs["base", 4] = self.run_of("base", 7.0, seed=4, losses=[3.0] * 60 + [9.0] * 40)
         sweep, results = self.results(list(runs.values()))
-        measures = ["loss", "first_token_attention", "sink_share", "gates_low"]
-        lines = [
-            [cell.strip() for cell in line.split("|")[1:-1]]
-            for line in markdown.markdown(results, measures, "base").splitlines()
-        ]
-        self.assertEqual([len(line) for line in lines], [9] * 4)
+        measures = ["loss", "first_token_attention", "sink_share", "gates_low", "gates_high", "strongest_sink"]
+        text = markdown.markdown(results, measures, "base")
+        lines = [[c.strip() for c in row.split("|")[1:-1]] for row in text.splitlines() if row.startswith("|")]
+        self.assertEqual([len(line) for line in lines], [12] * 4)
+        self.assertIn("Control: `base`.", text)
+        self.assertIn("`base`: 1 diverged (loss at end), in no mean.", text)
         self.assertEqual(lines[0][:5], ["configuration", "seeds", "validation loss", "less the control",
                                         "first-token attention"])  # fmt: skip
         base, gate = lines[2:]
@@ -1083,7 +1096,11 @@ class SameTokens(Folder):
         of = comparing.paired(groups["gate"].by_seed("loss"), groups["base"].by_seed("loss"))
         self.assertEqual(gate[3], f"{of.mean:+.4f} ({of.low:+.4f} to {of.high:+.4f})")
         self.assertNotEqual(of.mean, 0)
-        self.assertEqual(gate[6:], ["-", "-", "-"])  # in no evaluation here
+        self.assertEqual(
+            gate[6:],
+            ["0.100 ± 0.100", "-", "0.250 ± 0.000", "0.125 ± 0.000", "0.600 ± 0.100", "-"],
+        )
+        self.assertEqual(base[6:], ["-", "", "-", "-", "-", ""])  # not in its evaluations
         self.assertEqual(markdown.interval(comparing.Difference([0.5, 0.25]), "{:.2f}".format), "0.38")
         self.assertRaises(comparing.NoBaseline, markdown.markdown, results, measures, "none")
         with contextlib.redirect_stderr(io.StringIO()) as told, self.assertRaises(SystemExit):

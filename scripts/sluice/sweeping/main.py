@@ -103,7 +103,7 @@ def options_of(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if (options.trial is None) == (options.command == "trial"):
         parser.error("`trial` needs a number or hash; nothing else takes one")
-    if options.markdown and (unknown := markdown.unknown(options.markdown.split(","))):
+    if options.markdown is not None and (unknown := markdown.unknown(options.markdown.split(","))):
         parser.error(f"--markdown: no measure {', '.join(unknown)}; known are {', '.join(markdown.MEASURES)}")
     if any(n is not None and n < 1 for n in (options.slots, options.threads)):
         parser.error("--slots and --threads are at least 1")
@@ -127,6 +127,8 @@ def show_results(
     try:
         if measures:
             print(markdown.markdown(results, measures.split(","), control), end="")
+            notes = "".join(f"{line}\n" for line in records.mixtures(found))
+            print(f"\n{notes}{path}", file=sys.stderr)
             return
         print(tables.results_text(sweep, results, control), end="")
         print("".join(f"{line}\n" for line in records.mixtures(found)) + path)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..reporting.comparing import choose_baselines
 from ..reporting.groups import difference
-from ..reporting.tables import mean_text
+from ..reporting.tables import mean_text, source_note
 from ..reporting.values import fixed, short
 from .state import DONE
 from .tables import groups_of
@@ -37,6 +37,11 @@ def unknown(names: list[str]) -> list[str]:
     return [name for name in names if name not in MEASURES]
 
 
+def counted(result: Result) -> bool:
+    """Whether the means have it: finished, and not diverged by its losses."""
+    return result.look.state == DONE and result.run is not None and result.run.outcome[0] != "diverged"
+
+
 def interval(found: Difference | None, write: Callable[[float], str]) -> str:
     """ "+0.10 (0.05 to 0.15)", without the interval where too few seeds are paired."""
     if found is None:
@@ -48,28 +53,32 @@ def interval(found: Difference | None, write: Callable[[float], str]) -> str:
 
 def markdown(results: list[Result], names: list[str], control: str | None = None) -> str:
     """A row for each configuration that has a finished trial, with the number of its seeds; a column for each measure, and another for
-    its difference to the control with a 95 % interval."""
-    made = [
-        (group, members)
-        for group, members in groups_of(results)
-        if group and any(m.look.state == DONE for m in members)
-    ]
+    its difference to the control with a 95 % interval. Below: the control, where figures are from, and whose seeds are left out."""
+    made = [(group, members) for group, members in groups_of(results) if group]
     bases = choose_baselines([group for group, _ in made], control) if made else {}
+    made = [(group, members) for group, members in made if any(map(counted, members))]
+    notes = [f"Control: `{base.label}`." for base in dict.fromkeys(base for base in bases.values() if base)]
     headings = ["configuration", "seeds"]
     for name in names:
         heading, _, write = MEASURES[name]
         headings += [heading] + (["less the control"] if write else [])
     rows = [headings, ["---"] * len(headings)]
     for group, members in made:
-        row = [f"`{members[0].look.trial.group}`", str(sum(m.look.state == DONE for m in members))]
-        for name in names:
-            _, write_value, write = MEASURES[name]
-            row.append(mean_text(group, name, write_value))
+        name = members[0].look.trial.group
+        row = [f"`{name}`", str(sum(map(counted, members)))]
+        diverged = sum(m.look.state == DONE and not counted(m) for m in members)
+        notes += [f"`{name}`: {diverged} diverged (loss at end), in no mean."] if diverged else []
+        notes += [f"`{name}`: {group.unequal()}."] if group.unequal() else []
+        for measure in names:
+            _, write_value, write = MEASURES[measure]
+            row.append(mean_text(group, measure, write_value))
             if write:
                 row.append(
                     ""
                     if bases[group] is group
-                    else interval(difference(group, bases[group], name), write)
+                    else interval(difference(group, bases[group], measure), write)
                 )
         rows.append(row)
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    if source := source_note([group for group, _ in made]):
+        notes.append(source + " Sinks and shares of gates are of the evaluations.")
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows) + "".join(f"\n{note}\n" for note in notes)

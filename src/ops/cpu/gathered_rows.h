@@ -69,7 +69,7 @@ void dot_tiles(A* out, int64_t ldo, const A* q, int64_t ldq, int64_t heads, cons
 }
 
 /// out[h][e] = <q_h, rows_e> for `heads` rows of q, which are ldq apart, and n rows; out rows are ldo apart.
-/// A tile has no more heads than there are, so that one head alone computes nothing twice.
+/// One or two heads have tiles of their own, in which nothing is computed twice.
 template <class A, class T>
 void dot_rows(A* out, int64_t ldo, const A* q, int64_t ldq, int64_t heads, const Rows<const T>& rows,
               int64_t n, int64_t depth) {
