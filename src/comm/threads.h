@@ -1,7 +1,9 @@
 #pragma once
 // Ranks as threads of one process, so that tests can run several ranks without a launcher.
 #include <atomic>
+#include <cstdint>
 #include <functional>
+#include <limits>
 
 #include "comm/communicator.h"
 
@@ -10,6 +12,7 @@ namespace sluice {
 /// Simulates a link that is slower than memory, to measure how much of its time is hidden behind computation.
 struct SlowLink {
   std::atomic<double> seconds_per_byte = 0;  // may change between operations
+  int64_t largest = std::numeric_limits<int64_t>::max();  // what moves more bytes at once is not slowed
   std::atomic<int64_t> taken_ns = 0;         // total over all ranks
 };
 

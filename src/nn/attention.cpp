@@ -121,60 +121,48 @@ Attention::Saved Attention::make_saved(Arena& arena, const std::string& name, in
 
 namespace {
 
-/// backward gives the gradients of this rank's queries, and theirs of the keys of all ranks that share the
-/// sequence; grads gets those of this rank's keys, of the queries of all ranks.
-template <class Backward>
-void scatter_gradients(Context& ctx, const AttentionGrads& grads, const Heads& heads,
-                       const SequenceRanks& ranks, Backward&& backward) {
-  ScratchScope t(ctx.scratch);
-  const Tensor dk = t.like("attention.dk of all ranks", heads.k),
-               dv = t.like("attention.dv of all ranks", heads.v);
-  backward(AttentionGrads{grads.dq, dk, dv});
-  ranks.reduce_scatter(ctx, grads.dk, dk);
-  ranks.reduce_scatter(ctx, grads.dv, dv);
+/// Begins to gather the keys, or values, of all ranks that share the sequence; otherwise none.
+SequenceRanks::Gather begin_gather(Context& ctx, ScratchScope& t, const Sequence& sequence, const char* name,
+                                   const Tensor& mine) {
+  if (!sequence.ranks) return {};
+  SLUICE_CHECK(sequence.caches.empty(), "attention: ranks share no sequences of one token each");
+  const int64_t ranks = sequence.ranks->split().ranks;
+  const Tensor whole = t.alloc(name, mine.dtype, {ranks * mine.dim(0), mine.dim(1), mine.dim(2)});
+  return sequence.ranks->begin_gather(ctx, whole, mine);
 }
+constexpr const char* kAllKeys = "attention.keys of all ranks";
+constexpr const char* kAllValues = "attention.values of all ranks";
 
 }  // namespace
 
-/// The keys and values of all ranks that share the sequence, on their way; otherwise none.
-struct Attention::Gathered {
-  const SequenceRanks* ranks = nullptr;
-  SequenceRanks::Gather k = {}, v = {};
-};
-
 Attention::Gathered Attention::begin_gather(Context& ctx, ScratchScope& t, const Sequence& sequence,
                                             const Saved& s) const {
-  Gathered g = {.ranks = sequence.ranks};
-  if (!g.ranks) return g;
-  SLUICE_CHECK(sequence.caches.empty(), "attention: ranks share no sequences of one token each");
-  const auto whole = [&](const char* name, const Tensor& mine) {
-    return t.alloc(name, mine.dtype, {g.ranks->split().ranks * mine.dim(0), mine.dim(1), mine.dim(2)});
-  };
-  const Tensor &k = s.k_position.y, &v = s.gates[P::value].y;
-  g.k = g.ranks->begin_gather(ctx, whole("attention.keys of all ranks", k), k);
-  g.v = g.ranks->begin_gather(ctx, whole("attention.values of all ranks", v), v);
-  return g;
+  return {sluice::begin_gather(ctx, t, sequence, kAllKeys, s.k_position.y),
+          sluice::begin_gather(ctx, t, sequence, kAllValues, s.gates[P::value].y)};
 }
 
 /// The inputs of the core, without the earlier keys and values of a KV cache.
 Heads Attention::heads_of(Context& ctx, const Gathered& g, const Tensor& x, const Sequence& sequence,
                           const Saved& s) const {
   const Tensor& q = s.q_position.y;
-  if (!g.ranks) return {q, s.k_position.y, s.gates[P::value].y, x};
-  return {q, g.ranks->finish(ctx, g.k), g.ranks->finish(ctx, g.v), x, sequence.own_key};
+  if (!sequence.ranks) return {q, s.k_position.y, s.gates[P::value].y, x};
+  return {q, sequence.ranks->finish(ctx, g.k), sequence.ranks->finish(ctx, g.v), x, sequence.own_key};
 }
 
 void Attention::forward(Context& ctx, const Tensor& x, const Sequence& sequence, Saved& s) const {
-  // Keys and values first: where ranks share the sequence, they travel while the queries are computed.
-  project(ctx, matrix(s.k.projected), x, k_proj_, k_bias_);
-  project(ctx, matrix(s.v.projected), x, v_proj_, v_bias_);
-  k_switch_.forward(ctx, x, s.k);
-  v_switch_.forward(ctx, x, s.v);
-  gates_[P::key].forward(ctx, s.k.y, x, s.gates[P::key]);
-  gates_[P::value].forward(ctx, s.v.y, x, s.gates[P::value]);
-  k_position_.forward(ctx, s.gates[P::key].y, sequence, s.k_position);
+  // Keys first, then values: where ranks share the sequence, they travel while the others are computed.
   ScratchScope t(ctx.scratch);
-  const Gathered gathered = begin_gather(ctx, t, sequence, s);
+  Gathered gathered;
+  project(ctx, matrix(s.k.projected), x, k_proj_, k_bias_);
+  k_switch_.forward(ctx, x, s.k);
+  gates_[P::key].forward(ctx, s.k.y, x, s.gates[P::key]);
+  k_position_.forward(ctx, s.gates[P::key].y, sequence, s.k_position);
+  gathered.k = sluice::begin_gather(ctx, t, sequence, kAllKeys, s.k_position.y);
+
+  project(ctx, matrix(s.v.projected), x, v_proj_, v_bias_);
+  v_switch_.forward(ctx, x, s.v);
+  gates_[P::value].forward(ctx, s.v.y, x, s.gates[P::value]);
+  gathered.v = sluice::begin_gather(ctx, t, sequence, kAllValues, s.gates[P::value].y);
 
   project(ctx, matrix(s.q), x, q_proj_, q_bias_);
   gates_[P::query].forward(ctx, s.q, x, s.gates[P::query]);
@@ -195,10 +183,15 @@ void Attention::forward(Context& ctx, const Tensor& x, const Sequence& sequence,
 
 void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Sequence& sequence,
                          const Saved& s) const {
+  ScratchScope t(ctx.scratch);
+  backward(ctx, dx, dy, x, sequence, begin_gather(ctx, t, sequence, s), s);
+}
+
+void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Sequence& sequence,
+                         const Gathered& gathered, const Saved& s) const {
   SLUICE_CHECK(!sequence.cache && sequence.caches.empty(),
                "attention: no backward through a cache of keys and values");
   ScratchScope t(ctx.scratch);
-  const Gathered gathered = begin_gather(ctx, t, sequence, s);
   Into into = Into::overwrite;  // x has several consumers: the first overwrites dx, the others add
 
   const Tensor ddense = gates_[P::dense_output].empty() ? dy : t.like("attention.ddense", s.dense);
@@ -228,29 +221,39 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
     };
     std::visit(of_kind, core_);
   };
-  if (sequence.whole)
+  const SequenceRanks* const ranks = sequence.whole ? nullptr : sequence.ranks;
+  SequenceRanks::Scatter sent_k, sent_v;
+  if (sequence.whole) {
     whole_core_backward(ctx, {dq, dk, dv}, d_o, heads, sequence, fused, measured, dx, into);
-  else if (sequence.ranks)
-    scatter_gradients(ctx, {dq, dk, dv}, heads, *sequence.ranks, core_backward);
-  else
+  } else if (ranks) {  // the gradients that this rank's queries have for the keys of all
+    const Tensor all_dk = t.like("attention.dk of all ranks", heads.k),
+                 all_dv = t.like("attention.dv of all ranks", heads.v);
+    core_backward({dq, all_dk, all_dv});
+    sent_k = ranks->begin_scatter(ctx, t.like("attention.dk received", all_dk), all_dk);
+    sent_v = ranks->begin_scatter(ctx, t.like("attention.dv received", all_dv), all_dv);
+  } else {
     core_backward({dq, dk, dv});
+  }
   if (fused.dscores && sequence.targets) clear_padding(ctx, fused.dlogits, sequence.targets);
   gates_[P::sdpa_output].fused_backward(ctx, fused.dlogits, x, dx, into);
-  if (dv_own) add_forward(ctx, dv, dv, dv_own);
 
+  // Queries first: the gradients of keys and values travel meanwhile.
   q_position_.backward(ctx, dq, dq, s.gates[P::query].y, sequence, s.q_position);
-  k_position_.backward(ctx, dk, dk, s.gates[P::key].y, sequence, s.k_position);
   gates_[P::query].backward(ctx, dq, dq, s.q, x, s.gates[P::query], dx, into);
+  project_backward(ctx, dx, matrix(dq), x, q_proj_, q_bias_, into);
+  into = Into::add;
+  if (ranks) ranks->finish(ctx, dk, sent_k);
+  k_position_.backward(ctx, dk, dk, s.gates[P::key].y, sequence, s.k_position);
   gates_[P::key].backward(ctx, dk, dk, s.k.y, x, s.gates[P::key], dx, into);
   const Tensor dk_projected = k_switch_.identity() ? dk : t.like("attention.dk_experts", s.k.projected);
   k_switch_.backward(ctx, dk_projected, dk, x, s.k, dx, into);
+  project_backward(ctx, dx, matrix(dk_projected), x, k_proj_, k_bias_, into);
+  if (ranks) ranks->finish(ctx, dv, sent_v);
+  if (dv_own) add_forward(ctx, dv, dv, dv_own);
   gates_[P::value].backward(ctx, dv, dv, s.v.y, x, s.gates[P::value], dx, into);
   const Tensor dv_projected = v_switch_.identity() ? dv : t.like("attention.dv_experts", s.v.projected);
   v_switch_.backward(ctx, dv_projected, dv, x, s.v, dx, into);
-
-  project_backward(ctx, dx, matrix(dq), x, q_proj_, q_bias_, into);
-  project_backward(ctx, dx, matrix(dk_projected), x, k_proj_, k_bias_, Into::add);
-  project_backward(ctx, dx, matrix(dv_projected), x, v_proj_, v_bias_, Into::add);
+  project_backward(ctx, dx, matrix(dv_projected), x, v_proj_, v_bias_, into);
 }
 
 void Attention::whole_core_backward(Context& ctx, const AttentionGrads& grads, const Tensor& d_o,

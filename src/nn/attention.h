@@ -9,6 +9,7 @@
 #include "nn/output_transform.h"
 #include "nn/qk_position.h"
 #include "nn/sequence.h"
+#include "nn/sequence_ranks.h"
 #include "nn/softmax_attention.h"
 #include "nn/sparse_attention.h"
 #include "nn/switch_heads.h"
@@ -57,6 +58,16 @@ class Attention {
   /// dx (T, C) overwritten. Without a cache only.
   void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Sequence& sequence,
                 const Saved& s) const;
+  /// The keys and values of all ranks that share the sequence, on their way; of a rank alone, none.
+  struct Gathered {
+    SequenceRanks::Gather k = {}, v = {};  // whole (N T, Hkv, D)
+  };
+  /// Collective. Begins what backward waits for, in memory of t. The earlier it is called, the more
+  /// computation the communication is hidden behind.
+  Gathered begin_gather(Context& ctx, ScratchScope& t, const Sequence& sequence, const Saved& s) const;
+  /// backward, after begin_gather.
+  void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Sequence& sequence,
+                const Gathered& gathered, const Saved& s) const;
 
   /// Of a token of a sequence of seq_len, on average over its positions.
   Flops flops(int64_t seq_len) const;
@@ -94,8 +105,6 @@ class Attention {
                            const Sequence& sequence, const FusedGate& gate, const Tensor& dimportance,
                            const Tensor& dx, Into& into) const;
   void count_heads(Context& ctx, const Sequence& sequence, const Saved& s) const;
-  struct Gathered;
-  Gathered begin_gather(Context& ctx, ScratchScope& t, const Sequence& sequence, const Saved& s) const;
   Heads heads_of(Context& ctx, const Gathered& gathered, const Tensor& x, const Sequence& sequence,
                  const Saved& s) const;
 

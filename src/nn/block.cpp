@@ -19,6 +19,8 @@ void Block::forward(Context& ctx, const Tensor& x, const Sequence& sequence, con
 void Block::backward(Context& ctx, Tensor d, const Tensor& x, const Sequence& sequence,
                      const RouterLoad& load, const Saved& s) const {
   ScratchScope t(ctx.scratch);
+  // Where ranks share the sequence, keys and values travel during the feed-forward network's backward.
+  const Attention::Gathered gathered = attention_.begin_gather(ctx, t, sequence, s.attention);
   // d itself is the gradient of the residual path; the gradient through the branch is added to it.
   const Tensor dnorm = t.like("block.dnorm", d);
   const Tensor dbranch = ffn_out_.identity() ? d : t.like("block.dbranch", d);
@@ -27,7 +29,7 @@ void Block::backward(Context& ctx, Tensor d, const Tensor& x, const Sequence& se
   ffn_norm_.backward(ctx, d, dnorm, s.x1, s.ffn_norm, Into::add);
 
   attention_out_.backward(ctx, dbranch, d, s.attention.y, s.attention_out);
-  attention_.backward(ctx, dnorm, dbranch, s.attention_norm.y, sequence, s.attention);
+  attention_.backward(ctx, dnorm, dbranch, s.attention_norm.y, sequence, gathered, s.attention);
   attention_norm_.backward(ctx, d, dnorm, x, s.attention_norm, Into::add);
 }
 

@@ -63,23 +63,28 @@ SequenceRanks::Gather SequenceRanks::begin_gather(Context& ctx, Tensor whole, co
                "SequenceRanks: {} of {} ranks into {}", rows.describe(), split_.ranks, whole.describe());
   Gather gather = {.whole = whole};
   if (ctx.dry_run) return gather;
-  const auto work = [this, to = static_cast<char*>(whole.data), from = static_cast<const char*>(rows.data),
-                     bytes = split_.chunk() * row_bytes(rows), chunks = rows.dim(0) / split_.chunk()] {
-    for (int64_t c = 0; c < chunks; ++c)
-      of_device_.all_gather(to + c * split_.ranks * bytes, from + c * bytes, bytes);
-  };
+  gather.ticket =
+      post(ctx, [this, to = static_cast<char*>(whole.data), from = static_cast<const char*>(rows.data),
+                 bytes = split_.chunk() * row_bytes(rows), chunks = rows.dim(0) / split_.chunk()] {
+        for (int64_t c = 0; c < chunks; ++c)
+          of_device_.all_gather(to + c * split_.ranks * bytes, from + c * bytes, bytes);
+      });
+  return gather;
+}
+
+/// Communication of what ctx has computed until now, beside what it computes from now on.
+CommQueue::Ticket SequenceRanks::post(Context& ctx, std::function<void()> work) const {
   if (!queue_) {
     work();
-    return gather;
+    return 0;
   }
   const auto computed = std::make_shared<Mark>();
   computed->set(ctx);
-  gather.ticket = queue_->post([this, work, computed] {
+  return queue_->post([this, work = std::move(work), computed] {
     computed->await(queue_->context());
     work();
     synchronize(queue_->context());
   });
-  return gather;
 }
 
 Tensor SequenceRanks::finish(Context& ctx, const Gather& gather) const {
@@ -148,16 +153,33 @@ void SequenceRanks::reverse_tail(Context& ctx, const Tensor& tail) const {
   }
 }
 
+SequenceRanks::Scatter SequenceRanks::begin_scatter(Context& ctx, Tensor received,
+                                                    const Tensor& whole) const {
+  SLUICE_CHECK(received.numel() == whole.numel() && whole.dim(0) % split_.seq_len == 0,
+               "SequenceRanks: {} sent into {}", whole.describe(), received.describe());
+  const int64_t half = split_.seq_len / 2, halves = whole.dim(0) / half;
+  for (int64_t i = 1; i < halves; i += 2) reverse_tail(ctx, whole.rows(i * half, half));
+  Scatter scatter = {.received = received};
+  if (ctx.dry_run) return scatter;
+  scatter.ticket =
+      post(ctx, [this, to = static_cast<char*>(received.data), from = static_cast<const char*>(whole.data),
+                 bytes = half * row_bytes(whole), halves] {
+        for (int64_t i = 0; i < halves; ++i)
+          of_device_.all_to_all(to + i * bytes, from + i * bytes, bytes / split_.ranks);
+      });
+  return scatter;
+}
+
+void SequenceRanks::finish(Context& ctx, Tensor rows, const Scatter& scatter) const {
+  const int64_t half = split_.seq_len / 2, c = split_.chunk();
+  if (queue_ && !ctx.dry_run) queue_->wait(scatter.ticket);
+  for (int64_t i = 0; i < scatter.received.dim(0) / half; ++i)
+    sum(ctx, rows.rows(i * c, c), scatter.received.rows(i * half, half));
+}
+
 void SequenceRanks::reduce_scatter(Context& ctx, Tensor rows, const Tensor& whole) const {
   ScratchScope t(ctx.scratch);
-  const int64_t half = split_.seq_len / 2, c = split_.chunk();
-  const Tensor received = t.like("context.received", whole.rows(0, half));
-  for (int64_t i = 0; i < whole.dim(0) / half; ++i) {
-    const Tensor parts = whole.rows(i * half, half);
-    if (i % 2 == 1) reverse_tail(ctx, parts);
-    if (!ctx.dry_run) of_device_.all_to_all(received.data, parts.data, received.bytes() / split_.ranks);
-    sum(ctx, rows.rows(i * c, c), received);
-  }
+  finish(ctx, rows, begin_scatter(ctx, t.like("context.received", whole), whole));
 }
 
 void SequenceRanks::sum(Context& ctx, Tensor rows, const Tensor& received) const {

@@ -2,6 +2,8 @@
 // Context parallelism (parallel.context): the ranks that share every sequence. Each computes its own tokens
 // (comm/sequence_split.h) and gathers the keys and values of all of them, layer by layer, so that every row
 // of scores has one softmax over all its keys on one rank: there are no partial results to merge.
+#include <functional>
+
 #include "comm/communicator.h"
 #include "comm/queue.h"
 #include "comm/sequence_split.h"
@@ -47,11 +49,22 @@ class SequenceRanks : public TokenRows {
   Tensor whole_heads(Context& ctx, ScratchScope& t, const Tensor& heads) const;
   /// The same of a batch, whose first_key counts among its own tokens then.
   Batch whole_batch(Context& ctx, ScratchScope& t, const Batch& batch) const;
-  /// Collective. rows (T, ...) = the sum over the ranks, in their order, of whole (N T, ...), of which this
-  /// rank takes its own tokens' rows. whole is used up.
+  /// A reduce-scatter under way.
+  struct Scatter {
+    Tensor received;  // (N T, ...)
+    CommQueue::Ticket ticket = 0;
+  };
+  /// Collective. Begins to send the rows of whole (N T, ...), in the order of the sequences, to the ranks of
+  /// their tokens; received (N T, ...) gets what the others send. Both stay as they are until
+  /// finish(), and whole is used up.
+  Scatter begin_scatter(Context& ctx, Tensor received, const Tensor& whole) const;
+  /// rows (T, ...) = the sum over the ranks, in their order, of their gradients of this rank's tokens.
+  void finish(Context& ctx, Tensor rows, const Scatter& scatter) const;
+  /// Both.
   void reduce_scatter(Context& ctx, Tensor rows, const Tensor& whole) const;
 
  private:
+  CommQueue::Ticket post(Context& ctx, std::function<void()> work) const;
   void reverse_tail(Context& ctx, const Tensor& tail) const;
   void sum(Context& ctx, Tensor rows, const Tensor& received) const;
 

@@ -176,7 +176,7 @@ class RankBench {
 
   void compare_layouts();
   void measure_overlap();
-  void measure_gather();
+  void measure_gather(const std::string& what, double (*time)(const Training&));
   void compare_gradient_types();
   void measure_watchdog();
   void measure_replicas();
@@ -193,7 +193,8 @@ class RankBench {
   };
   void add(const std::string& what, const Rounds& rounds);
   void compare(const std::string& what, const Layout& a, const Layout& b);
-  Rounds overlap(int64_t stage);
+  void measure_hidden(Rounds& rounds, const Training& t, SlowLink& link, double share,
+                      double& seconds_per_byte, double (*time)(const Training&)) const;
 
   const Layout alone_{1, 2}, two_{2, 1};
   Folder folder_;
@@ -231,87 +232,70 @@ void RankBench::compare_layouts() {
     compare(fmt::format("ZeRO 0 / ZeRO {}, 2 ranks", stage), two_, {2, 1, stage});
 }
 
+/// On every rank. Of each round, the fraction of the link's time that does not lengthen what `time` measures.
+/// seconds_per_byte, of all ranks: 0 is replaced by what makes the link take `share` of that time.
+void RankBench::measure_hidden(Rounds& rounds, const Training& t, SlowLink& link, double share,
+                               double& seconds_per_byte, double (*time)(const Training&)) const {
+  const auto on_link = [&](double rate) {
+    t.barrier();
+    link.taken_ns = 0;
+    return alternate(
+        t, pairs_,
+        [&](bool on) {
+          t.barrier();
+          link.seconds_per_byte = on ? rate : 0;
+        },
+        time);
+  };
+  const auto travel = [&] {
+    return 1e-9 * static_cast<double>(link.taken_ns) / (2.0 * pairs_);
+  };  // of a rank
+  if (seconds_per_byte == 0) {
+    constexpr double kProbe = 1e-9;
+    const Pairs p = on_link(kProbe);
+    t.barrier();
+    if (t.leads()) seconds_per_byte = kProbe * share * p.off / travel();
+    t.barrier();
+  }
+  for (int i = 0; i < rounds_; ++i) {
+    const Pairs p = on_link(seconds_per_byte);
+    if (t.leads()) rounds.add(1 - p.more / travel(), travel(), p.off + p.more);
+  }
+}
+
 /// One micro-batch per rank, and a link on which gradient reduction takes 30 % of the step. It can overlap
 /// the backward pass, which is two thirds of the step.
 void RankBench::measure_overlap() {
-  for (const int64_t stage : {0, 1, 2, 3})
-    add(fmt::format("hidden fraction of a slow gradient reduction, ZeRO {}, 2 ranks", stage), overlap(stage));
-}
-
-RankBench::Rounds RankBench::overlap(int64_t stage) {
   Config short_steps = config_;
   short_steps.train.global_batch_size = 2;
-  Rounds rounds;
-  SlowLink link;
-  train(
-      short_steps, {2, 1, stage},
-      [&](const Training& t) {
-        const auto on_link = [&](double rate) {
-          return alternate(t, pairs_, [&](bool on) {
-            t.barrier();
-            link.seconds_per_byte = on ? rate : 0;
-          });
-        };
-        if (stage == 0) {
-          const double probe = 1e-9;
-          const Pairs p = on_link(probe);
-          t.barrier();
-          if (t.leads())
-            link_seconds_per_byte_ =
-                probe * 0.3 * p.off / (0.5e-9 * static_cast<double>(link.taken_ns) / pairs_);
-        }
-        for (int i = 0; i < rounds_; ++i) {
-          t.barrier();
-          link.taken_ns = 0;
-          const Pairs p = on_link(link_seconds_per_byte_);
-          if (!t.leads()) continue;
-          const double travel =
-              1e-9 * static_cast<double>(link.taken_ns) / (2.0 * pairs_);  // per rank and step
-          rounds.add(1 - p.more / travel, travel, p.off + p.more);
-        }
-      },
-      &link);
-  return rounds;
+  for (const int64_t stage : {0, 1, 2, 3}) {
+    Rounds rounds;
+    SlowLink link;
+    train(
+        short_steps, {2, 1, stage},
+        [&](const Training& t) { measure_hidden(rounds, t, link, 0.3, link_seconds_per_byte_, timed_step); },
+        &link);
+    add(fmt::format("hidden fraction of a slow gradient reduction, ZeRO {}, 2 ranks", stage), rounds);
+  }
 }
 
-/// Sequences on two ranks, and a link on which keys and values take 10 % of a forward pass. They can overlap
-/// the projections of queries and gates.
-void RankBench::measure_gather() {
+/// Sequences on two ranks, and a link that is slow for keys, values and their gradients alone, so that these
+/// take a tenth of the time of what is measured.
+void RankBench::measure_gather(const std::string& what, double (*time)(const Training&)) {
   Config long_sequences = config_;
-  long_sequences.data.seq_len *= 2;
+  long_sequences.data.seq_len *= 4;
   long_sequences.train.global_batch_size = 1;
-  Rounds rounds;
+  const Layout shared = {.ranks = 2, .context = 2};
+  const ModelConfig& m = config_.model;
   SlowLink link;
-  double rate = 0;  // seconds per byte
+  link.largest = long_sequences.data.seq_len / (2 * shared.ranks) * m.num_key_value_heads * m.head_dim *
+                 static_cast<int64_t>(sizeof(float));
+  Rounds rounds;
+  double seconds_per_byte = 0;
   train(
-      long_sequences, {.ranks = 2, .context = 2},
-      [&](const Training& t) {
-        const auto on_link = [&](double seconds_per_byte) {
-          return alternate(
-              t, pairs_,
-              [&](bool on) {
-                t.barrier();
-                link.seconds_per_byte = on ? seconds_per_byte : 0;
-              },
-              timed_forward);
-        };
-        constexpr double kProbe = 1e-9;
-        t.barrier();
-        link.taken_ns = 0;
-        const double forward = on_link(kProbe).off;
-        t.barrier();
-        if (t.leads()) rate = kProbe * 0.1 * forward / (0.5e-9 * static_cast<double>(link.taken_ns) / pairs_);
-        for (int i = 0; i < rounds_; ++i) {
-          t.barrier();
-          link.taken_ns = 0;
-          const Pairs p = on_link(rate);
-          if (!t.leads()) continue;
-          const double travel = 1e-9 * static_cast<double>(link.taken_ns) / (2.0 * pairs_);
-          rounds.add(1 - p.more / travel, travel, p.off + p.more);
-        }
-      },
-      &link);
-  add("hidden fraction of a slow gather of keys and values, sequences on 2 ranks, forward", rounds);
+      long_sequences, shared,
+      [&](const Training& t) { measure_hidden(rounds, t, link, 0.1, seconds_per_byte, time); }, &link);
+  add(fmt::format("hidden fraction of a slow {}, sequences on 2 ranks", what), rounds);
 }
 
 /// Over a link that bounds the step.
@@ -393,7 +377,8 @@ nlohmann::json measure_ranks(const RaceOptions& options) {
   RankBench bench(options.tiny);
   bench.compare_layouts();
   bench.measure_overlap();
-  bench.measure_gather();
+  bench.measure_gather("gather of keys and values, forward", timed_forward);
+  bench.measure_gather("exchange of keys, values and their gradients, whole step", timed_step);
   bench.compare_gradient_types();
   bench.measure_watchdog();
   bench.measure_replicas();
