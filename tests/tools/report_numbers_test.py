@@ -1497,6 +1497,25 @@ class Pictures(Folder):
         self.assertIn("strongest of each of 2 seeds", axis.get_title())
         plt.close(figure)
 
+    def test_sink_measures_are_a_dot_per_seed_and_a_stroke_at_the_mean(self):
+        import matplotlib.pyplot as plt
+        from sluice.reporting import plots_grid
+
+        for name, gates in (("base", "[]"), ("gate", gate())):
+            for seed, more in ((1, 0.0), (2, 0.1)):
+                write_evaluations(self.run_of(name, 6.0, gates, seed=seed), more + (0.05 if name == "gate" else 0))
+        runs, made = self.grouped()
+        looks.label_runs(runs, made)
+        self.assertIsNone(plots_grid.plot_sink_measures(made[:1]))
+        figure = plots_grid.plot_sink_measures(made)
+        panels = {axis.get_title(): axis for axis in figure.axes}
+        self.assertEqual(list(panels), list(plots_grid.SINK_MEASURES.values()))
+        drawn = [list(line.get_xdata()) for line in panels["of the strongest head"].lines]
+        for found, expected in zip(drawn, ([0.8, 0.9], [0.85], [0.85, 0.85], [0.85, 0.95], [0.9]), strict=True):
+            for x, y in zip(found, expected, strict=True):
+                self.assertAlmostEqual(x, y)  # dots, stroke and the dashed line of the first; dots and stroke
+        plt.close(figure)
+
     def test_the_recall_of_selected_keys_is_drawn_over_training_and_by_layer(self):
         import matplotlib.pyplot as plt
         from sluice.reporting import plots_selection
@@ -1651,11 +1670,11 @@ class Pictures(Folder):
             "value_norms",
             "query_key_pca",
             "perplexity_domains",
+            "sink_measures",
             "lr_tolerance",
             "spikes",
         ]
         self.assertEqual(names, expected)
-
 
 if __name__ == "__main__":
     unittest.main()

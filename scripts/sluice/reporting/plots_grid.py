@@ -21,31 +21,28 @@ if TYPE_CHECKING:
 
     from .groups import Group
     from .paper_tables import PaperTable
+    from .runs import Run
 
 MOST = 24
 
 
 def colours_of(groups: list[Group]) -> Callable[[Group], str]:
-    """Of the page; where this figure would be grey altogether, one colour."""
-    grey = all(g.first.grey for g in groups)
+    """Of the page; where this figure would be grey altogether, or has more groups than there are colours, one colour."""
+    grey = len(groups) > len(COLOURS) or all(g.first.grey for g in groups)
     return lambda group: COLOURS[0] if grey else group.first.colour
 
 
-def plot_domains(groups: list[Group]) -> Figure | None:
-    """A panel per domain, a line per group, a dot per seed; the dashed line is the first group, the baseline."""
-    measured = lambda group: [run for run in group.evaluated() if any(run.perplexities().values())]
-    groups = [g for g in groups if measured(g)]
-    names: list[str] = []
-    for group in groups:
-        for run in measured(group):
-            names += [n for n in run.perplexities() if n not in names]
-    if len(names) < 2 or not groups:
-        return None
+def plot_dots(
+    groups: list[Group],
+    panels: Sequence[tuple[str, Callable[[Run], float | None]]],
+    label: str = "",
+    most: int = MOST,
+) -> Figure:
+    """A panel per value, a line per group, a dot per seed; the dashed line is the first group, the baseline."""
     colour = colours_of(groups)
-    left_out = max(0, len(groups) - MOST)
-    groups = groups[:MOST]
-    columns = min(len(names) + 1, 4)
-    panels = names + ["mean over domains"]
+    left_out = max(0, len(groups) - most)
+    groups = groups[:most]
+    columns = min(len(panels), 4)
     rows = (len(panels) + columns - 1) // columns
     figure, axes = plt.subplots(
         rows,
@@ -58,13 +55,9 @@ def plot_domains(groups: list[Group]) -> Figure | None:
     flat = [axis for row in axes for axis in row]
     for axis in flat[len(panels) :]:
         axis.set_visible(False)
-    for axis, name in zip(flat, panels):
+    for axis, (title, value_of) in zip(flat, panels):
         for y, group in enumerate(groups):
-            values = []
-            for run in group.evaluated():
-                ppl = run.perplexities()
-                values.append(mean_of_all(ppl.values()) if name == panels[-1] else ppl.get(name))
-            values = [v for v in values if v is not None]
+            values = [v for v in map(value_of, group.evaluated()) if v is not None]
             if not values:
                 continue
             axis.plot(
@@ -81,14 +74,49 @@ def plot_domains(groups: list[Group]) -> Figure | None:
             )
             if y == 0:
                 axis.axvline(mean(values), color="#777777", linestyle="--", linewidth=1)
-        axis.set_title(name, fontsize=10)
+        axis.set_title(title, fontsize=10)
         axis.margins(x=0.08)
         axis.xaxis.set_major_locator(MaxNLocator(4))
         axis.tick_params(axis="x", labelsize=8.5)
         axis.set_yticks(range(len(groups)), [g.label for g in groups], fontsize=8.5)
         axis.set_ylim(len(groups) - 0.4, -0.6)
-    figure.supxlabel("perplexity" + (f" ({left_out} more are in the table)" if left_out else ""), fontsize=10)
+    more = f"{left_out} more are in the table" if left_out else ""
+    figure.supxlabel(f"{label} ({more})" if label and more else label or more, fontsize=10)
     return figure
+
+
+def plot_domains(groups: list[Group]) -> Figure | None:
+    """Perplexity by domain, and the mean of all."""
+    measured = lambda group: [run for run in group.evaluated() if any(run.perplexities().values())]
+    groups = [g for g in groups if measured(g)]
+    names: list[str] = []
+    for group in groups:
+        for run in measured(group):
+            names += [n for n in run.perplexities() if n not in names]
+    if len(names) < 2 or not groups:
+        return None
+    of_domain = lambda name: lambda run: run.perplexities().get(name)
+    panels = [(name, of_domain(name)) for name in names]
+    panels.append(("mean over domains", lambda run: mean_of_all(run.perplexities().values())))
+    return plot_dots(groups, panels, "perplexity")
+
+
+# Of Run.measures, and what a panel says of it.
+SINK_MEASURES = {
+    "loss": "validation loss",
+    "first_token_attention": "first-token attention",
+    "strongest_sink": "of the strongest head",
+    "largest_residual": "largest residual",
+}
+
+
+def plot_sink_measures(groups: list[Group]) -> Figure | None:
+    """Loss, attention on the first token and the largest residual of several variants."""
+    groups = [g for g in groups if any(g.values(key) for key in SINK_MEASURES if key != "loss")]
+    if len(groups) < 2:
+        return None
+    measure = lambda key: lambda run: run.measures[key]
+    return plot_dots(groups, [(title, measure(key)) for key, title in SINK_MEASURES.items()], most=2 * MOST)
 
 
 def plot_deltas(table: PaperTable) -> Figure | None:
@@ -262,6 +290,16 @@ def figures(groups: list[Group]) -> list[tuple[str, Callable[[], Figure | None],
                 functools.partial(plot_domains, same),
                 f"Runs of one size ({size_text(same[0])}). At the last evaluation. Dots: seeds; strokes: their means; "
                 "dashed: the first line's mean. Runs that diverged are left out.",
+            )
+        )
+    for i, same in enumerate(sizes):
+        made.append(
+            (
+                "sink_measures" + (f"_{i + 1}" if i else ""),
+                functools.partial(plot_sink_measures, same),
+                f"Runs of one size ({size_text(same[0])}). Loss, attention on the first token (mean over heads, and of the head that "
+                "gives it most) and the largest residual. Dots: seeds; strokes: their means; dashed: the first line's mean. Runs that "
+                "diverged are left out.",
             )
         )
     made.append(
