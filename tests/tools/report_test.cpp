@@ -99,10 +99,10 @@ TEST_CASE("a report of two runs has the table, the plots and one page", "[report
        at = page.find("data:image", at + 1)) {
     ++pictures;
   }
-  CHECK(pictures == 9);
+  CHECK(pictures == 10);
   CHECK(page.find("src=\"http") == std::string::npos);  // it needs nothing else
-  // Nine pictures in three formats, report.html, report.md and the folder of the tables.
-  CHECK(io::list_directory(folder / "page").size() == 3 * 9 + 3);
+  // Ten pictures in three formats, report.html, report.md and the folder of the tables.
+  CHECK(io::list_directory(folder / "page").size() == 3 * 10 + 3);
   for (const char* name : {"overview.csv", "overview.tex", "differences_to_the_control.csv"})
     CHECK(io::exists(folder / "page/tables/" + name));
   CHECK(io::read_file(folder / "page/train_loss.pdf").find("%PDF") == 0);
