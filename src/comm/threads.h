@@ -12,7 +12,8 @@ namespace sluice {
 /// Simulates a link that is slower than memory, to measure how much of its time is hidden behind computation.
 struct SlowLink {
   std::atomic<double> seconds_per_byte = 0;  // may change between operations
-  int64_t largest = std::numeric_limits<int64_t>::max();  // what moves more bytes at once is not slowed
+  /// What moves fewer or more bytes at once is not slowed.
+  int64_t smallest = 0, largest = std::numeric_limits<int64_t>::max();
   std::atomic<int64_t> taken_ns = 0;         // total over all ranks
 };
 

@@ -229,8 +229,9 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
     const Tensor all_dk = t.like("attention.dk of all ranks", heads.k),
                  all_dv = t.like("attention.dv of all ranks", heads.v);
     core_backward({dq, all_dk, all_dv});
-    sent_k = ranks->begin_scatter(ctx, t.like("attention.dk received", all_dk), all_dk);
-    sent_v = ranks->begin_scatter(ctx, t.like("attention.dv received", all_dv), all_dv);
+    // The keys and values of all ranks are no longer needed: what arrives overwrites them.
+    sent_k = ranks->begin_scatter(ctx, heads.k, all_dk);
+    sent_v = ranks->begin_scatter(ctx, heads.v, all_dv);
   } else {
     core_backward({dq, dk, dv});
   }

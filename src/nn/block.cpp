@@ -19,7 +19,8 @@ void Block::forward(Context& ctx, const Tensor& x, const Sequence& sequence, con
 void Block::backward(Context& ctx, Tensor d, const Tensor& x, const Sequence& sequence,
                      const RouterLoad& load, const Saved& s) const {
   ScratchScope t(ctx.scratch);
-  // Where ranks share the sequence, keys and values travel during the feed-forward network's backward.
+  // Where ranks share the sequence, keys and values travel during the feed-forward network's backward, up to
+  // its own first exchange between ranks, if it has one (expert parallelism, determinism: exact).
   const Attention::Gathered gathered = attention_.begin_gather(ctx, t, sequence, s.attention);
   // d itself is the gradient of the residual path; the gradient through the branch is added to it.
   const Tensor dnorm = t.like("block.dnorm", d);

@@ -171,6 +171,9 @@ SequenceRanks::Scatter SequenceRanks::begin_scatter(Context& ctx, Tensor receive
 }
 
 void SequenceRanks::finish(Context& ctx, Tensor rows, const Scatter& scatter) const {
+  SLUICE_CHECK(rows.numel() * split_.ranks == scatter.received.numel(),
+               "SequenceRanks: {} of {} ranks from {}", rows.describe(), split_.ranks,
+               scatter.received.describe());
   const int64_t half = split_.seq_len / 2, c = split_.chunk();
   if (queue_ && !ctx.dry_run) queue_->wait(scatter.ticket);
   for (int64_t i = 0; i < scatter.received.dim(0) / half; ++i)

@@ -63,12 +63,12 @@ TEST_CASE("rows of all ranks are gathered in the order of the sequences, and sum
   for (const int ranks : {2, 3, 4}) {
     constexpr int64_t kSeqLen = 24, kSamples = 2, kWidth = 3;
     run_thread_ranks(ranks, [&](Communicator& comm) {
+      Pool pool;
+      Context ctx(1 << 16);
       CommQueue queue;
       const auto world = queue.queued(comm);
       const SequenceRanks shared(*world, kSeqLen, queued ? &queue : nullptr);
       const SequenceSplit& split = shared.split();
-      Pool pool;
-      Context ctx(1 << 16);
       const int64_t mine = kSamples * split.length();
       const Tensor rows = pool.zeros(dtype, {mine, kWidth}),
                    whole = pool.zeros(dtype, {ranks * mine, kWidth});

@@ -432,7 +432,7 @@ TEST_CASE("the two quickstart models have the same number of parameters", "[plan
   CHECK(json["parameters"] == gated.total);
   CHECK(json["match"]["target"] == baseline.total);
   CHECK(json["memory"]["total"] == gated.memory.total());
-  CHECK(json["memory"]["process"] == gated.memory.total() + (int64_t{48} << 20));
+  CHECK(json["memory"]["process"] == gated.memory.total() + (int64_t{56} << 20));
 }
 
 TEST_CASE("a plan with expert parallelism counts the receive buffer and the checkpoint snapshot", "[plan]") {

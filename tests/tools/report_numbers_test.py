@@ -1509,7 +1509,9 @@ class Pictures(Folder):
         self.assertIsNone(plots_grid.plot_sink_measures(made[:1]))
         figure = plots_grid.plot_sink_measures(made)
         panels = {axis.get_title(): axis for axis in figure.axes}
-        self.assertEqual(list(panels), list(plots_grid.SINK_MEASURES.values()))
+        # Without the largest residual, which these runs do not have.
+        self.assertEqual(list(panels), ["loss, less the first's", "first-token attention", "of the strongest head"])
+        self.assertEqual(list(panels["loss, less the first's"].lines[-2].get_xdata()), [0.0, 0.0])
         drawn = [list(line.get_xdata()) for line in panels["of the strongest head"].lines]
         for found, expected in zip(drawn, ([0.8, 0.9], [0.85], [0.85, 0.85], [0.85, 0.95], [0.9]), strict=True):
             for x, y in zip(found, expected, strict=True):
@@ -1675,6 +1677,7 @@ class Pictures(Folder):
             "spikes",
         ]
         self.assertEqual(names, expected)
+
 
 if __name__ == "__main__":
     unittest.main()

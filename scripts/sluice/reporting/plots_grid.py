@@ -103,7 +103,6 @@ def plot_domains(groups: list[Group]) -> Figure | None:
 
 # Of Run.measures, and what a panel says of it.
 SINK_MEASURES = {
-    "loss": "validation loss",
     "first_token_attention": "first-token attention",
     "strongest_sink": "of the strongest head",
     "largest_residual": "largest residual",
@@ -111,12 +110,22 @@ SINK_MEASURES = {
 
 
 def plot_sink_measures(groups: list[Group]) -> Figure | None:
-    """Loss, attention on the first token and the largest residual of several variants."""
-    groups = [g for g in groups if any(g.values(key) for key in SINK_MEASURES if key != "loss")]
+    """Loss less the first group's of the same seed, attention on the first token and the largest residual of several variants."""
+    if not groups or not any(groups[0].values(key) for key in SINK_MEASURES):
+        return None
+    groups = [g for g in groups if any(g.values(key) for key in SINK_MEASURES)]
     if len(groups) < 2:
         return None
+    losses = groups[0].by_seed("loss")
+
+    def difference(run: Run) -> float | None:
+        of_first, loss = losses.get(run.seed()), run.measures["loss"]
+        return None if of_first is None or loss is None else loss - of_first
+
     measure = lambda key: lambda run: run.measures[key]
-    return plot_dots(groups, [(title, measure(key)) for key, title in SINK_MEASURES.items()], most=2 * MOST)
+    shown = [key for key in SINK_MEASURES if any(g.values(key) for g in groups)]
+    panels = [("loss, less the first's", difference), *((SINK_MEASURES[key], measure(key)) for key in shown)]
+    return plot_dots(groups, panels, most=2 * MOST)
 
 
 def plot_deltas(table: PaperTable) -> Figure | None:
@@ -297,9 +306,9 @@ def figures(groups: list[Group]) -> list[tuple[str, Callable[[], Figure | None],
             (
                 "sink_measures" + (f"_{i + 1}" if i else ""),
                 functools.partial(plot_sink_measures, same),
-                f"Runs of one size ({size_text(same[0])}). Loss, attention on the first token (mean over heads, and of the head that "
-                "gives it most) and the largest residual. Dots: seeds; strokes: their means; dashed: the first line's mean. Runs that "
-                "diverged are left out.",
+                f"Runs of one size ({size_text(same[0])}). Validation loss less the first line's of the same seed, attention on the "
+                "first token (mean over heads, and of the head that gives it most) and the largest residual. Dots: seeds, of which "
+                "lines can have different ones; strokes: their means; dashed: the first line's mean. Runs that diverged are left out.",
             )
         )
     made.append(
