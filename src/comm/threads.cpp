@@ -195,7 +195,7 @@ class ThreadRank : public Communicator {
   void move(void* to, const void* from, int64_t bytes) const {
     if (bytes == 0) return;
     if (SlowLink* link = group_->run.options.link;
-        link && link->seconds_per_byte > 0 && bytes >= link->smallest && bytes <= link->largest) {
+        link && link->seconds_per_byte > 0 && (link->only_moves_of == 0 || bytes == link->only_moves_of)) {
       const auto start = std::chrono::steady_clock::now();
       std::this_thread::sleep_for(
           std::chrono::duration<double>(link->seconds_per_byte * static_cast<double>(bytes)));

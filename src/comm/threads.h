@@ -3,7 +3,6 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <limits>
 
 #include "comm/communicator.h"
 
@@ -12,8 +11,7 @@ namespace sluice {
 /// Simulates a link that is slower than memory, to measure how much of its time is hidden behind computation.
 struct SlowLink {
   std::atomic<double> seconds_per_byte = 0;  // may change between operations
-  /// What moves fewer or more bytes at once is not slowed.
-  int64_t smallest = 0, largest = std::numeric_limits<int64_t>::max();
+  int64_t only_moves_of = 0;                 // bytes at once; what moves others is not slowed; 0: all is
   std::atomic<int64_t> taken_ns = 0;         // total over all ranks
 };
 

@@ -122,23 +122,18 @@ Attention::Saved Attention::make_saved(Arena& arena, const std::string& name, in
 namespace {
 
 /// Begins to gather the keys, or values, of all ranks that share the sequence; otherwise none.
-SequenceRanks::Gather begin_gather(Context& ctx, ScratchScope& t, const Sequence& sequence, const char* name,
-                                   const Tensor& mine) {
+SequenceRanks::Gather gather_rows(Context& ctx, ScratchScope& t, const Sequence& sequence,
+                                  const Tensor& mine) {
   if (!sequence.ranks) return {};
   SLUICE_CHECK(sequence.caches.empty(), "attention: ranks share no sequences of one token each");
-  const int64_t ranks = sequence.ranks->split().ranks;
-  const Tensor whole = t.alloc(name, mine.dtype, {ranks * mine.dim(0), mine.dim(1), mine.dim(2)});
-  return sequence.ranks->begin_gather(ctx, whole, mine);
+  return sequence.ranks->begin_gather(ctx, sequence.ranks->room(t, mine), mine);
 }
-constexpr const char* kAllKeys = "attention.keys of all ranks";
-constexpr const char* kAllValues = "attention.values of all ranks";
 
 }  // namespace
 
 Attention::Gathered Attention::begin_gather(Context& ctx, ScratchScope& t, const Sequence& sequence,
                                             const Saved& s) const {
-  return {sluice::begin_gather(ctx, t, sequence, kAllKeys, s.k_position.y),
-          sluice::begin_gather(ctx, t, sequence, kAllValues, s.gates[P::value].y)};
+  return {gather_rows(ctx, t, sequence, s.k_position.y), gather_rows(ctx, t, sequence, s.gates[P::value].y)};
 }
 
 /// The inputs of the core, without the earlier keys and values of a KV cache.
@@ -157,12 +152,12 @@ void Attention::forward(Context& ctx, const Tensor& x, const Sequence& sequence,
   k_switch_.forward(ctx, x, s.k);
   gates_[P::key].forward(ctx, s.k.y, x, s.gates[P::key]);
   k_position_.forward(ctx, s.gates[P::key].y, sequence, s.k_position);
-  gathered.k = sluice::begin_gather(ctx, t, sequence, kAllKeys, s.k_position.y);
+  gathered.k = gather_rows(ctx, t, sequence, s.k_position.y);
 
   project(ctx, matrix(s.v.projected), x, v_proj_, v_bias_);
   v_switch_.forward(ctx, x, s.v);
   gates_[P::value].forward(ctx, s.v.y, x, s.gates[P::value]);
-  gathered.v = sluice::begin_gather(ctx, t, sequence, kAllValues, s.gates[P::value].y);
+  gathered.v = gather_rows(ctx, t, sequence, s.gates[P::value].y);
 
   project(ctx, matrix(s.q), x, q_proj_, q_bias_);
   gates_[P::query].forward(ctx, s.q, x, s.gates[P::query]);

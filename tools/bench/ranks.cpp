@@ -292,8 +292,8 @@ void RankBench::measure_gather(const std::string& what, double (*time)(const Tra
   const Layout shared = {.ranks = 2, .context = 2};
   const ModelConfig& m = config_.model;
   SlowLink link;
-  link.smallest = link.largest = long_sequences.data.seq_len / (2 * shared.ranks) * m.num_key_value_heads *
-                                 m.head_dim * static_cast<int64_t>(sizeof(float));
+  link.only_moves_of = long_sequences.data.seq_len / (2 * shared.ranks) * m.num_key_value_heads * m.head_dim *
+                       static_cast<int64_t>(sizeof(float));
   Rounds rounds;
   double seconds_per_byte = 0;
   train(

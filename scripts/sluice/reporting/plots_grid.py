@@ -13,7 +13,7 @@ from .groups import by_size, size
 from .looks import COLOURS, MARKERS
 from .runs import THRESHOLDS
 from .style import legend, new_figure
-from .tables import lr_points
+from .tables import HEADINGS, lr_points
 from .values import deviation, mean, mean_of_all
 
 if TYPE_CHECKING:
@@ -103,9 +103,9 @@ def plot_domains(groups: list[Group]) -> Figure | None:
 
 # Of Run.measures, and what a panel says of it.
 SINK_MEASURES = {
-    "first_token_attention": "first-token attention",
+    "first_token_attention": HEADINGS["first_token_attention"],
     "strongest_sink": "of the strongest head",
-    "largest_residual": "largest residual",
+    "largest_residual": HEADINGS["largest_residual"],
 }
 
 

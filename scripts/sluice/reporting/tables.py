@@ -53,6 +53,7 @@ COLUMNS = [
     ("spikes", "loss spikes", count_or_few, 0, None),
     ("speed", "tokens/s", short, 0, None),
 ]
+HEADINGS = {key: heading for key, heading, *_ in COLUMNS}
 COUNTS = ("parameters", "active", "tokens")  # usually equal for every seed, so shown once
 COMPARED = [(key, heading, sign, write) for key, heading, _, sign, write in COLUMNS if write]
 
