@@ -174,8 +174,9 @@ TEST_CASE("selection: ties go to the last key, exactly, at any k", "[indexer]") 
 
 namespace {
 
-/// Scores between 1 and 1.4, and this one of key 50, for every query.
-Case case_with_outlier(Pool& pool, int64_t tokens, double outlier) {
+/// Every query gives key s the score 0.6 value(s), or 0 if that is negative.
+template <class F>
+Case case_with_scores(Pool& pool, int64_t tokens, DType type, F&& value) {
   Case c(pool,
          {.tokens = tokens,
           .heads = 1,
@@ -183,14 +184,41 @@ Case case_with_outlier(Pool& pool, int64_t tokens, double outlier) {
           .activation = IndexActivation::relu,
           .weights = IndexHeadWeights::none,
           .bias = false},
-         DType::f32);
+         type);
   for (int64_t i = 0; i < c.q.numel(); ++i) Pool::set(c.q, i, i % 4 == 0 ? 1 : 0);
-  for (int64_t i = 0; i < c.k.numel(); ++i) Pool::set(c.k, i, i % 4 == 0 ? 1 + i * 7 % 101 / 256.0 : 0);
-  Pool::set(c.k, 4 * 50, outlier);
+  for (int64_t i = 0; i < c.k.numel(); ++i) Pool::set(c.k, i, i % 4 == 0 ? value(i / 4) : 0);
   return c;
 }
 
+/// Values between 1 and 1.4, and this one of key 50.
+Case case_with_outlier(Pool& pool, int64_t tokens, double outlier) {
+  return case_with_scores(pool, tokens, DType::f32,
+                          [=](int64_t s) { return s == 50 ? outlier : 1 + s * 28 % 101 / 256.0; });
+}
+
 }  // namespace
+
+TEST_CASE("selection among so many scores that a sample bounds them, even if it misleads", "[indexer]") {
+  // Of up to 1,400 scores every tenth or so is looked at, and of some of these cases all of those are high.
+  const auto mixed = [](int64_t s) { return 1 + s * 7919 % 1009 / 1024.0; };
+  for (const DType type : kFloatingTypes)
+    for (const int misled : {0, 1, 2}) {
+      Context ctx(kTestScratch);
+      Pool pool(27);
+      const Case c = case_with_scores(pool, 1400, type, [&](int64_t s) {
+        return mixed(s) + (misled == 1 && s % 10 == 0 ? 4 : misled == 2 && s % 10 == 1 ? -4 : 0);
+      });
+      for (const int64_t k : {1, 60, 200, 1300}) {
+        const Budget budget = {.base = k, .max = k};
+        const Selection s = c.selection(pool, budget);
+        select_keys(ctx, s, c.inputs(), budget, {}, {}, "a layer");
+        int wrong = 0;
+        for (int64_t t = 0; t < 1400; t += 9) wrong += chosen(s, 0, t) != by_sorting(c, 0, t, k, false);
+        INFO(dtype_name(type) << ", misled " << misled << ", k " << k);
+        CHECK(wrong == 0);
+      }
+    }
+}
 
 TEST_CASE("selection: a score without bound has an infinite variance, which the mean leaves out",
           "[indexer]") {

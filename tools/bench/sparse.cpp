@@ -3,6 +3,7 @@
 // differs between the two, attention with the choice of its keys and the indexer's loss.
 #include <spdlog/fmt/fmt.h>
 
+#include <array>
 #include <memory>
 
 #include "bench/bench.h"
@@ -61,24 +62,30 @@ class LayerRun {
   }
   void forward() { layer_.forward(*ctx_, x_, sequence_, saved_); }
   void backward() { layer_.backward(*ctx_, dx_, dy_, x_, sequence_, saved_); }
+  /// Seconds of the whole layer and, within it, of what differs between the two kinds of attention.
   struct Times {
     double layer = 0, attention = 0;
   };
-  /// Of one pass.
-  Times measure(bool both) {
+  /// A forward pass, and the same with the backward pass behind it.
+  std::array<Times, 2> measure() {
     Profile profile;
     ctx_->profile = &profile;
+    std::array<Times, 2> times;
     const double start = now();
+    const auto reached = [&](Times& t) {
+      t.layer = now() - start;
+      for (const Profile::Entry& e : profile) {
+        const std::string op = e.op;
+        if (op.find("attention") != op.npos || op == "select_keys" || op == "index_loss")
+          t.attention += e.seconds;
+      }
+    };
     forward();
-    if (both) backward();
-    Times t{.layer = now() - start};
+    reached(times[0]);
+    backward();
+    reached(times[1]);
     ctx_->profile = nullptr;
-    for (const Profile::Entry& e : profile) {
-      const std::string op = e.op;
-      if (op.find("attention") != op.npos || op == "select_keys" || op == "index_loss")
-        t.attention += e.seconds;
-    }
-    return t;
+    return times;
   }
   double flops(int64_t tokens, bool both) const {
     const Flops f = layer_.flops(tokens);
@@ -116,62 +123,63 @@ class LayerRun {
   Sequence sequence_;
 };
 
-}  // namespace
-
-namespace {
-
 double median(std::vector<double> x) {
   std::sort(x.begin(), x.end());
   return x[x.size() / 2];
 }
 
-/// Rows of dense (if `with_dense`) and sparse, which take turns; the ratio is the median over turns.
-void race_layers(nlohmann::json& rows, LayerRun& dense, LayerRun& sparse, const nlohmann::json& labels,
-                 int64_t tokens, int64_t k, bool both, double seconds, bool with_dense) {
-  std::vector<double> of[2][2], ratios[2];  // dense and sparse, layer and attention
-  dense.measure(both), sparse.measure(both);
+/// Rows of a dense layer (k = 0) and of sparse ones, which take turns; ratios to the dense layer are medians
+/// over turns.
+void race_layers(nlohmann::json& rows, const std::vector<int64_t>& budgets, DType dtype, int64_t tokens,
+                 bool tiny, double seconds) {
+  struct Runner {
+    int64_t k;
+    std::unique_ptr<LayerRun> layer;
+    std::vector<double> seconds[2][2], ratios[2][2];  // without and with backward; layer and attention
+  };
+  std::vector<Runner> runners;
+  for (const int64_t k : budgets)
+    if (k < tokens)
+      runners.push_back({k, std::make_unique<LayerRun>(layer_config(tiny, k), tokens, dtype), {}, {}});
   const double begin = now();
   for (int turn = 0; turn < 3 || now() - begin < seconds; ++turn) {
-    const LayerRun::Times d = dense.measure(both), s = sparse.measure(both);
-    of[0][0].push_back(d.layer), of[0][1].push_back(d.attention);
-    of[1][0].push_back(s.layer), of[1][1].push_back(s.attention);
-    ratios[0].push_back(s.layer / d.layer), ratios[1].push_back(s.attention / d.attention);
-  }
-  const std::string passes = both ? ", forward and backward" : ", forward";
-  for (const int is_sparse : {0, 1})
-    for (const int part : {0, 1}) {
-      if (!is_sparse && !with_dense) continue;
-      const double time = median(of[is_sparse][part]);
-      nlohmann::json row = labels;
-      row["name"] = (part ? "attention" : "layer") + passes;
-      row["us"] = time * 1e6;
-      row["kernel"] = is_sparse ? fmt::format("k {}", k) : std::string("dense");
-      if (!part) row["tflops"] = (is_sparse ? sparse : dense).flops(tokens, both) / time * 1e-12;
-      if (is_sparse) row["k"] = k, row["of_dense"] = median(ratios[part]);
-      rows.push_back(row);
+    std::array<LayerRun::Times, 2> dense;
+    for (Runner& r : runners) {
+      const std::array<LayerRun::Times, 2> times = r.layer->measure();
+      if (r.k == 0) dense = times;
+      for (const int both : {0, 1}) {
+        r.seconds[both][0].push_back(times[both].layer);
+        r.seconds[both][1].push_back(times[both].attention);
+        r.ratios[both][0].push_back(times[both].layer / dense[both].layer);
+        r.ratios[both][1].push_back(times[both].attention / dense[both].attention);
+      }
     }
+  }
+  for (const Runner& r : runners)
+    for (const int both : {0, 1})
+      for (const int part : {0, 1}) {
+        const double time = median(r.seconds[both][part]);
+        nlohmann::json row{{"tokens", tokens},
+                           {"precision", dtype_name(dtype)},
+                           {"name", std::string(part ? "attention" : "layer") +
+                                        (both ? ", forward and backward" : ", forward")},
+                           {"us", time * 1e6},
+                           {"kernel", r.k ? fmt::format("k {}", r.k) : std::string("dense")}};
+        if (!part) row["tflops"] = r.layer->flops(tokens, both) / time * 1e-12;
+        if (r.k) row["k"] = r.k, row["of_dense"] = median(r.ratios[both][part]);
+        rows.push_back(row);
+      }
 }
 
 }  // namespace
 
 nlohmann::json measure_sparse(bool tiny, const std::vector<DType>& types, int64_t longest, double seconds) {
-  std::vector<int64_t> lengths = {1024, 2048, 4096, 8192, 16384, 32768}, budgets = {256, 512, 1024, 2048};
-  if (tiny) lengths = {96}, budgets = {16};
+  std::vector<int64_t> lengths = {1024, 2048, 4096, 8192, 16384, 32768}, budgets = {0, 256, 512, 1024, 2048};
+  if (tiny) lengths = {96}, budgets = {0, 16};
   nlohmann::json rows = nlohmann::json::array();
   for (const DType dtype : types)
-    for (const int64_t tokens : lengths) {
-      if (tokens > longest) break;
-      LayerRun dense(layer_config(tiny, 0), tokens, dtype);
-      bool first = true;
-      for (const int64_t k : budgets) {
-        if (k >= tokens) continue;
-        LayerRun sparse(layer_config(tiny, k), tokens, dtype);
-        const nlohmann::json labels{{"tokens", tokens}, {"precision", dtype_name(dtype)}};
-        for (const bool both : {false, true})
-          race_layers(rows, dense, sparse, labels, tokens, k, both, seconds, first);
-        first = false;
-      }
-    }
+    for (const int64_t tokens : lengths)
+      if (tokens <= longest) race_layers(rows, budgets, dtype, tokens, tiny, seconds);
   return rows;
 }
 

@@ -1,5 +1,4 @@
-// Index scores of a block of queries, and the exact choice of the largest. Include between isa_begin.h and
-// isa_end.h, after attention_blocks.h.
+// Index scores of a block of queries. Include between isa_begin.h and isa_end.h, after attention_blocks.h.
 
 namespace {
 
@@ -194,71 +193,5 @@ class QueryScores {
   bool pairs_;
   int64_t lanes_;
 };
-
-// ---- the largest k, ties to the last ----
-
-constexpr int64_t kBins = 1024;
-
-/// Memory for the choice among n scores.
-template <class A>
-struct ChoiceWork {
-  A* undecided;   // (n)
-  int32_t* bins;  // (n)
-};
-
-/// The k-th largest of x[0, n), where none is NaN, and in `above` how many are larger: a histogram over
-/// [lowest, highest] finds its bin, and the choice within the bin is small.
-template <class A>
-A kth_largest(const A* x, int64_t n, int64_t k, const ChoiceWork<A>& w, int64_t& above) {
-  constexpr int W = Simd<A>::kWidth;
-  Vec<A> low = splat(x[0]), high = low;
-  for (int64_t i = 0; i + W <= n; i += W) {
-    const Vec<A> y = load_vec(x + i);
-    low = y < low ? y : low;
-    high = y > high ? y : high;
-  }
-  A lowest = x[0], highest = x[0];
-  for (int i = 0; i < W; ++i) lowest = std::min(lowest, low[i]), highest = std::max(highest, high[i]);
-  for (int64_t i = n / W * W; i < n; ++i) lowest = std::min(lowest, x[i]), highest = std::max(highest, x[i]);
-  const A scale = static_cast<A>(kBins - 1) / (highest - lowest);
-  int64_t in_bin = 0;
-  above = 0;
-  if (n > 128 && scale > 0 && scale < std::numeric_limits<A>::max()) {
-    // Rounding is monotone: a larger score is never in a lower bin.
-    for (int64_t i = 0; i < n; ++i) w.bins[i] = static_cast<int32_t>((x[i] - lowest) * scale);
-    int32_t histogram[kBins] = {};
-    for (int64_t i = 0; i < n; ++i) ++histogram[w.bins[i]];
-    int64_t bin = kBins - 1;
-    while (above + histogram[bin] < k) above += histogram[bin--];
-    for (int64_t i = 0; i < n; ++i) {
-      w.undecided[in_bin] = x[i];
-      in_bin += w.bins[i] == bin;
-    }
-  } else {
-    in_bin = n;
-    std::copy_n(x, n, w.undecided);
-  }
-  A* const kth = w.undecided + (k - above - 1);
-  std::nth_element(w.undecided, kth, w.undecided + in_bin, std::greater<A>());
-  above += std::count_if(w.undecided, kth, [&](A y) { return y > *kth; });
-  return *kth;
-}
-
-/// Writes the positions of the k largest of x[0, n), ascending, where 0 < k < n, and of equal ones the last;
-/// out has room for k + 1.
-template <class A>
-void largest(int32_t* out, const A* x, int64_t n, int64_t k, const ChoiceWork<A>& w) {
-  int64_t above = 0;
-  const A threshold = kth_largest(x, n, k, w, above);
-  const int64_t equal = std::count(x, x + n, threshold);
-  int64_t skip = equal - (k - above), written = 0;  // of the equal ones, the first
-  for (int64_t i = 0; i < n; ++i) {
-    const bool same = x[i] == threshold;
-    w.bins[written] = static_cast<int32_t>(i);
-    written += (x[i] > threshold) | (same & (skip <= 0));
-    skip -= same;
-  }
-  std::copy_n(w.bins, k, out);
-}
 
 }  // namespace

@@ -13,6 +13,10 @@
 #include <type_traits>
 #include <utility>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "core/parallel_for.h"
 #include "core/targets.h"
 
@@ -24,6 +28,7 @@
 #include "ops/cpu/attention_blocks.h"
 #include "ops/cpu/gathered_rows.h"
 #include "ops/cpu/index_scores.h"
+#include "ops/cpu/largest.h"
 // clang-format on
 
 namespace {
@@ -91,11 +96,12 @@ void select_t(Context& ctx, const Selection& out, const IndexInputs& in, const B
   using A = accumulate_t<T>;
   const Index<T> p(in);
   const int64_t threads = num_threads(), work_size = padded(ScoreWork<T>::size(p), 16),
-                n_max = padded(p.most_candidates(), 16), room = out.first.dim(2);
+                most = padded(p.most_candidates(), 16) + 16, room = out.first.dim(2);
   ScratchScope scratch(ctx.scratch);
   A* const work = scratch.alloc("index work", dtype_of<A>::value, {threads, work_size}).template as<A>();
-  A* const undecided = scratch.alloc("index order", dtype_of<A>::value, {threads, n_max}).template as<A>();
-  int32_t* const bins = scratch.alloc("index bins", DType::i32, {threads, n_max}).template as<int32_t>();
+  A* const order = scratch.alloc("index order", dtype_of<A>::value, {threads, 2, most}).template as<A>();
+  int32_t* const places =
+      scratch.alloc("index places", DType::i32, {threads, 2, most}).template as<int32_t>();
   double* const variances = scratch.alloc("index variance", DType::f64, {p.sets, p.tq}).template as<double>();
   if (ctx.dry_run) return;
   p.check_first_keys("select_keys");
@@ -110,9 +116,7 @@ void select_t(Context& ctx, const Selection& out, const IndexInputs& in, const B
     variances[row] = 0;
     int64_t k = 0;
     if (n > 0) {
-      bool number = true;
-      for (int64_t c = 0; c < n; ++c) number &= scores[c] == scores[c];
-      if (!number) {
+      if (has_nan(scores, n)) {
         not_a_number = true;
         return;
       }
@@ -133,7 +137,10 @@ void select_t(Context& ctx, const Selection& out, const IndexInputs& in, const B
 
   const int64_t blocks = (p.tq + kScoreQueries - 1) / kScoreQueries;
   const int64_t team = std::clamp<int64_t>(p.tq * p.tk / p.block * p.heads * p.depth / 500000, 1, threads);
-  const auto choice_of = [&](int64_t me) { return ChoiceWork<A>{undecided + me * n_max, bins + me * n_max}; };
+  const auto choice_of = [&](int64_t me) {
+    return ChoiceWork<A>{order + 2 * me * most, places + 2 * me * most, order + (2 * me + 1) * most,
+                         places + (2 * me + 1) * most};
+  };
   /// Calls f(set, t0, count) for the queries of a task, together where they have one first key.
   const auto for_queries = [&](int64_t task, const auto& f) {
     const int64_t set = task % p.sets, begin = (blocks - 1 - task / p.sets) * kScoreQueries,
