@@ -59,7 +59,7 @@ double median_step(CachedModel& cached, int64_t sequences, int64_t steps) {
 
 /// Rows of one model.
 void measure(nlohmann::json& rows, const Case& c, bool tiny, int64_t longest) {
-  const int64_t steps = tiny ? 3 : 9, context = longest + 2 * steps + 1;
+  const int64_t steps = tiny ? 3 : 33, context = longest + 2 * steps + 1;
   const TrainedModel trained(model(c, tiny, context), 512);
   CachedModel cached(trained, {.context = context, .sequences = kTogether});
   const RandomStream random(1, "bench decode");

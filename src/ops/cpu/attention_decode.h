@@ -20,6 +20,7 @@ struct Decode {
   const A* q;  // (H, D), scaled
   A* parts;  // (chunks, H, D + 2): of a chunk's softmax the output before its division, the maximum, the sum
   A* z0;     // (H), or null
+  int64_t team;  // of threads, so that the next chunk of one is most likely so many further on
 
   int64_t size() const { return p.depth + 2; }
   A* part(int64_t chunk, int64_t head) const { return parts + (chunk * p.heads + head) * size(); }
@@ -49,7 +50,9 @@ struct Decode {
   static constexpr int64_t kHeadsAtOnce = 32, kKeysAtOnce = 16;
 
   /// The heads of `count` key heads from `kv_head` on. A few keys are read for all of them, and then the
-  /// next, so that memory is read in its order: one head of a token is only some cache lines of its row.
+  /// next, so that memory is read in its order: one head of a token is only some cache lines of its row. The
+  /// next few are asked for meanwhile: behind the last keys the first values, and behind the last of these
+  /// the first keys of the thread's next chunk.
   void heads(int64_t c, int64_t kv_head, int64_t count) const {
     const int64_t begin = std::max<int64_t>(c * kDecodeChunk, p.first_key[0]),
                   keys = std::min((c + 1) * kDecodeChunk, p.tk) - begin, stride = p.kv_heads * p.depth,
@@ -61,17 +64,19 @@ struct Decode {
       more.resize(static_cast<size_t>(count * p.group() * kDecodeChunk));
       s = more.data();
     }
-    const auto by_keys = [&](const T* base, const auto& work) {
+    const auto by_keys = [&](const T* base, const T* next, const auto& work) {
       for (int64_t e = 0; e < keys; e += kKeysAtOnce)
         for (int64_t i = 0; i < count; ++i) {
-          const Rows<const T> rows{base + (begin + e) * stride + (kv_head + i) * p.depth, kInOrder.data(),
-                                   stride};
-          for (int64_t n = e + kKeysAtOnce; n < std::min(e + 2 * kKeysAtOnce, keys); ++n)
-            prefetch_row(rows.base + (n - e) * stride, p.depth);
+          const int64_t column = (kv_head + i) * p.depth;
+          for (int64_t n = e + kKeysAtOnce; n < e + 2 * kKeysAtOnce; ++n)
+            prefetch_row(
+                n < keys ? base + (begin + n) * stride + column : next + (n - keys) * stride + column,
+                p.depth);
+          const Rows<const T> rows{base + (begin + e) * stride + column, kInOrder.data(), stride};
           work(i * p.group(), e, rows, std::min(kKeysAtOnce, keys - e));
         }
     };
-    by_keys(p.k, [&](int64_t h, int64_t e, const Rows<const T>& rows, int64_t n) {
+    by_keys(p.k, p.v + begin * stride, [&](int64_t h, int64_t e, const Rows<const T>& rows, int64_t n) {
       dot_rows(s + h * kDecodeChunk + e, kDecodeChunk, q + (head + h) * p.depth, p.depth, p.group(), rows, n,
                p.depth);
     });
@@ -86,10 +91,12 @@ struct Decode {
       statistics[1] = exp_row(row, keys, largest);
       std::fill_n(part(c, head + h), p.depth, A(0));
     }
-    by_keys(p.v, [&](int64_t h, int64_t e, const Rows<const T>& rows, int64_t n) {
-      mix_rows(part(c, head + h), size(), s + h * kDecodeChunk + e, kDecodeChunk, p.group(), rows, n,
-               p.depth);
-    });
+    const int64_t next = (c + team) * kDecodeChunk;
+    by_keys(p.v, p.k + (next < p.tk ? next : begin) * stride,
+            [&](int64_t h, int64_t e, const Rows<const T>& rows, int64_t n) {
+              mix_rows(part(c, head + h), size(), s + h * kDecodeChunk + e, kDecodeChunk, p.group(), rows, n,
+                       p.depth);
+            });
   }
 };
 
@@ -114,11 +121,11 @@ void decode_t(Context& ctx, const AttentionState& out, const Problem<T>& p) {
   p.check_first_keys("attention_forward");
 
   convert_row(q, p.q, p.heads * p.depth, p.scale);
-  const Decode<T> decode{p, q, parts, out.z0.empty() ? nullptr : out.z0.as<A>()};
   const int64_t first = p.first_key[0] / kDecodeChunk,
                 bytes = 2 * (p.tk - p.first_key[0]) * p.kv_heads * p.depth * static_cast<int64_t>(sizeof(T)),
                 team =
                     std::clamp<int64_t>(bytes / kBytesOfThread, 1, std::min<int64_t>(num_threads(), chunks));
+  const Decode<T> decode{p, q, parts, out.z0.empty() ? nullptr : out.z0.as<A>(), team};
 #pragma omp parallel for schedule(dynamic, 1) num_threads(static_cast <int>(team))
   for (int64_t c = first; c < chunks; ++c) decode.chunk(c);
   for (int64_t h = 0; h < p.heads; ++h)

@@ -30,15 +30,19 @@ void order_row(float* to, const T* from, int64_t K) {
 }
 
 /// As many rows of the weight, from n on, as a vector has lanes for each of R rows of x, in the order of the
-/// parts; rows of the weight beyond its N are computed from the last one and not stored.
+/// parts; rows of the weight beyond its N are computed from the last one and not stored. Asks for as much of
+/// memory from `ahead` on as it reads, in order: the rows side by side are too many for the processor to
+/// foresee.
 template <class T, int R>
-void few_rows_block(int64_t n, int64_t N, int64_t K, const T* w, const float* x, T* y) {
+void few_rows_block(int64_t n, int64_t N, int64_t K, const T* w, const float* x, T* y, const T* ahead) {
   constexpr int W = Simd<float>::kWidth, M = W / R, P = kParts<T>;
   const T* row[M];
   for (int i = 0; i < M; ++i) row[i] = w + std::min(n + i, N - 1) * K;
   Vec<float> sum[W] = {};
   int64_t k = 0;
-  for (; k + P * W <= K; k += P * W)
+  for (; k + P * W <= K; k += P * W) {
+    for (int i = 0; ahead && i < M * kVectorBytes; i += 64)
+      __builtin_prefetch(reinterpret_cast<const char*>(ahead + k * M) + i, 0, 2);
 #pragma GCC unroll 2
     for (int part = 0; part < P; ++part) {
       Vec<float> in[R];
@@ -51,6 +55,7 @@ void few_rows_block(int64_t n, int64_t N, int64_t K, const T* w, const float* x,
         for (int r = 0; r < R; ++r) sum[i * R + r] += weight * in[r];
       }
     }
+  }
   Vec<float> total = sums_of<float>(sum);
   for (; k < K; ++k)
     for (int i = 0; i < M; ++i)
@@ -59,14 +64,16 @@ void few_rows_block(int64_t n, int64_t N, int64_t K, const T* w, const float* x,
     for (int r = 0; r < R; ++r) store(y + r * N + n + i, total[i * R + r]);
 }
 
-/// All products of a block of as many rows of the weight as a vector has lanes. Rows of x are taken in powers
-/// of two, while the block is in a cache.
+/// All products of a block of as many rows of the weight as a vector has lanes, of which the next block is
+/// asked for. Rows of x are taken in powers of two, while the block is in a cache.
 template <class T, int R = 4>
-void few_rows_blocks(int64_t rows, int64_t n, int64_t N, int64_t K, const T* w, const float* x, T* y) {
+void few_rows_blocks(int64_t rows, int64_t n, int64_t N, int64_t K, const T* w, const float* x, T* y,
+                     bool asks = true) {
   constexpr int W = Simd<float>::kWidth;
-  for (; rows >= R; rows -= R, x += R * K, y += R * N)
-    for (int64_t i = n; i < std::min(n + W, N); i += W / R) few_rows_block<T, R>(i, N, K, w, x, y);
-  if constexpr (R > 1) few_rows_blocks<T, R / 2>(rows, n, N, K, w, x, y);
+  for (; rows >= R; rows -= R, x += R * K, y += R * N, asks = false)
+    for (int64_t i = n; i < std::min(n + W, N); i += W / R)
+      few_rows_block<T, R>(i, N, K, w, x, y, asks && i + W + W / R <= N ? w + (i + W) * K : nullptr);
+  if constexpr (R > 1) few_rows_blocks<T, R / 2>(rows, n, N, K, w, x, y, asks);
 }
 
 /// y (rows, N) = x (rows, K) w^T, rows <= kFewRows, w (N, K); `ordered` has x, row by row, as order_row makes
