@@ -43,17 +43,20 @@ struct Naive {
     const std::string prefix = "model.layers." + std::to_string(layer) + ".self_attn.";
     const auto weight = [&](const std::string& name) { return m.store.value(m.id(prefix + name)); };
     const Tensor x = m.saved.blocks[layer].attention_norm.y;
-    const auto project = [&](const std::string& name) {
-      const Tensor w = weight(name);
+    // of the leading channels of every token's input, as many as the matrix has columns
+    const auto product = [&](const Tensor& w, const auto& input, int64_t width) {
       Rows y;
       for (int64_t t = 0; t < T; ++t)
         for (int64_t o = 0; o < w.dim(0); ++o) {
           double sum = 0;
-          for (int64_t i = 0; i < w.dim(1); ++i)
-            sum += Pool::get(x, t * w.dim(1) + i) * Pool::get(w, o * w.dim(1) + i);
+          for (int64_t i = 0; i < w.dim(1); ++i) sum += input(t * width + i) * Pool::get(w, o * w.dim(1) + i);
           y.push_back(sum);
         }
       return y;
+    };
+    const auto project = [&](const std::string& name) {
+      return product(
+          weight(name), [&](int64_t i) { return Pool::get(x, i); }, x.dim(1));
     };
     queries = project("q_proj.weight");
     keys = project("k_proj.weight");
@@ -68,14 +71,24 @@ struct Naive {
         Rows z;
         if (gate.input == GateInput::hidden) {
           z = project(names[position] + "gate_proj.weight");
+        } else if (gate.input == GateInput::self) {
+          z = product(
+              weight(names[position] + "self_gate_proj.weight"),
+              [&](int64_t i) { return rows[static_cast<size_t>(i)]; }, std::ssize(rows) / T);
         } else {
           const Tensor constant = weight("gate.weight");
           for (int64_t i = 0; i < T * constant.numel(); ++i)
             z.push_back(Pool::get(constant, i % constant.numel()));
         }
+        if (gate.bias) {
+          const Tensor bias = weight(names[position] + "gate_proj.bias");
+          for (size_t i = 0; i < z.size(); ++i)
+            z[i] += Pool::get(bias, static_cast<int64_t>(i) % bias.numel());
+        }
         for (double& s : z) {
           if (gate.activation == GateActivation::sigmoid) s = sigmoid(s);
           if (gate.activation == GateActivation::ns_sigmoid) s = 0.5 + 0.5 * sigmoid(s);
+          if (gate.activation == GateActivation::two_sigmoid) s = 2 * sigmoid(s);
           if (gate.activation == GateActivation::silu) s = s * sigmoid(s);
         }
         const size_t each = rows.size() / z.size();
@@ -146,6 +159,23 @@ struct Naive {
           before[static_cast<size_t>((t * H + h) * D + d)] +=
               sink / whole * Pool::get(weight("bias_value"), group * D + d);
         kept.push_back(1 - sink / whole);
+      }
+    if (c.attention.exclusive != ExclusiveAttention::none)
+      for (int64_t row = 0; row < T * H; ++row) {
+        double* const y = before.data() + row * D;
+        const double* const v = values.data() + row / (H / Hkv) * D;
+        const bool learned = c.attention.exclusive == ExclusiveAttention::learned;
+        const double along = std::inner_product(y, y + D, v, 0.0) / std::inner_product(v, v + D, v, 0.0),
+                     scale = learned ? Pool::get(weight("exclusive_scale"), row % H) : 1;
+        // of a query that sees itself alone nothing is left but rounding
+        for (int64_t d = 0; d < D; ++d) y[d] = starts(row / H) && !learned ? 0 : y[d] - scale * along * v[d];
+      }
+    if (c.attention.output_norm == OutputNorm::rmsnorm)
+      for (int64_t row = 0; row < T * H; ++row) {
+        double* const y = before.data() + row * D;
+        const double root =
+            std::sqrt(std::inner_product(y, y + D, y, 0.0) / static_cast<double>(D) + c.rms_norm_eps);
+        for (int64_t d = 0; d < D; ++d) y[d] *= Pool::get(weight("o_norm.weight"), row % H * D + d) / root;
       }
     if (c.attention.output_activation == OutputActivation::silu)
       for (double& y : before) y *= sigmoid(y);
@@ -441,6 +471,9 @@ const GateConfig kHeadwise = {.granularity = GateGranularity::headwise};
 const GateConfig kConstant = {.activation = GateActivation::ns_sigmoid, .input = GateInput::none};
 const GateConfig kSilu = {.activation = GateActivation::silu};
 const GateConfig kValue = {.position = GatePosition::value}, kQuery = {.position = GatePosition::query};
+const GateConfig kSelf = {
+    .position = GatePosition::value, .granularity = GateGranularity::headwise, .input = GateInput::self};
+const GateConfig kTruncated = {.activation = GateActivation::two_sigmoid, .input_channels = 3, .bias = 0.5};
 
 }  // namespace
 
@@ -454,12 +487,17 @@ TEST_CASE("statistics equal those of attention computed token by token from the 
   activated.attention.output_activation = OutputActivation::silu;
   ModelConfig windowed = tiny({{}}, sink);
   windowed.attention.window = windowed.attention.window_pattern = 2;
+  ModelConfig exclusive = tiny({kHeadwise}), learned = tiny({kSelf, kTruncated}, sink), normed = tiny({{}});
+  exclusive.attention.exclusive = ExclusiveAttention::full;
+  exclusive.attention.output_norm = OutputNorm::rmsnorm;
+  learned.attention.exclusive = ExclusiveAttention::learned;
+  normed.gated_norm.rank = 2;
   for (const ModelConfig& config :
        {tiny({}), tiny({}, sink), tiny({{}, kValue}, sink), tiny({kValue, kConstant}),
         tiny({kHeadwise, kQuery}), tiny({kSilu}), experts, activated, tiny({}, AttentionKind::off_by_one),
         tiny({{}}, AttentionKind::sink_key), tiny({{}}, AttentionKind::kv_bias),
         tiny({}, AttentionKind::kv_bias), tiny({kHeadwise}, AttentionKind::softpick),
-        tiny({}, AttentionKind::softpick), windowed}) {
+        tiny({}, AttentionKind::softpick), windowed, exclusive, learned, normed}) {
     TwoSequences m(config);
     const auto json = nlohmann::json::parse(to_json(analyzed(m)).dump());
     for (size_t layer = 0; layer < 2; ++layer) check_layer(m, json, layer, 1e-9);

@@ -74,7 +74,7 @@ TEST_CASE("off-by-one attention equals a learned sink that is frozen at 0, bit f
 TEST_CASE("a window of the whole sequence equals none, bit for bit", "[kinds][window]") {
   const test::OneThread one_thread;
   for_each_kind([&](AttentionKind kind) {
-    for (const DType dtype : {DType::f64, DType::bf16}) {
+    for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
       ModelConfig c = balanced(kind, false);
       TestModel none(c, test::tiny_batch(), dtype);
       none.randomize();

@@ -172,7 +172,16 @@ TEST_CASE("variants add the parameters that their formulas say", "[plan][variant
                                                 {"gated_norm", kGatedNorm},
                                                 {"gated_norm_headwise", kGatedNorm + kHeadwise},
                                                 {"norm_headwise", kOutputNorm + kHeadwise},
-                                                {"norm_elementwise", kOutputNorm + kElementwise}};
+                                                {"norm_elementwise", kOutputNorm + kElementwise},
+                                                {"sink", kLayers * 32},
+                                                {"off_by_one", 0},
+                                                {"sink_key", kLayers * 32 * 128},
+                                                {"kv_bias", kLayers * 2 * 4 * 128},
+                                                {"softpick", 0},
+                                                {"window", 0},
+                                                {"window_alternating", 0},
+                                                {"window_alternating_sink", kLayers * 32},
+                                                {"window_alternating_elementwise", kElementwise}};
   const int64_t base = parameters("models/moe_15a2b.yaml");
   for (const auto& [name, count] : added) {
     INFO(name);

@@ -48,7 +48,7 @@ void choose(ModelConfig& m, Random& random) {
   do a.kind = any<AttentionKind>(random);
   while (a.kind == AttentionKind::sparse);
   if (chance(random, 0.3)) a.window = 2 + static_cast<int64_t>(random() % 4);
-  if (a.window > 0 && chance(random, 0.5)) a.window_pattern = 2;
+  if (a.window > 0 && chance(random, 0.5)) a.window_pattern = m.num_hidden_layers = 2;
   a.gates.clear();
   for (auto count = random() % 4; count > 0; --count) a.gates.push_back(random_gate(random));
   a.exclusive = any<ExclusiveAttention>(random);

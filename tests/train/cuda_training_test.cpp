@@ -51,6 +51,19 @@ struct Variant : TinyTraining {
       }
       if (name == "warm-up") s.phase_steps = 5;
     }
+    if (name == "exclusive") {
+      m.attention.gates = {{.position = GatePosition::value,
+                            .granularity = GateGranularity::headwise,
+                            .input = GateInput::self},
+                           {.activation = GateActivation::two_sigmoid, .input_channels = 3, .bias = 0.5}};
+      m.attention.exclusive = ExclusiveAttention::learned;
+      m.attention.output_norm = OutputNorm::rmsnorm;
+      m.gated_norm.rank = 2;
+    }
+    if (name == "softpick" || name == "extra key") {
+      m.attention.kind = name == "softpick" ? AttentionKind::softpick : AttentionKind::kv_bias;
+      m.attention.window = 5, m.attention.window_pattern = 2;
+    }
     if (name == "adapted") {  // switch heads, with low-rank adapters of them and of joined matrices
       m.attention.switch_heads = {.num_experts = 4, .num_experts_per_tok = 2, .expert_width = m.head_dim / 2};
       config.lora = {.rank = 8, .alpha = 16};
@@ -99,8 +112,8 @@ struct OnGpu {
 TEST_CASE("ten steps on a GPU give the losses of the CPU", "[cuda_training]") {
   if (no_device()) return;
   for (const Precision precision : {Precision::f32, Precision::bf16})
-    for (const std::string variant :
-         {"baseline", "gated", "sink", "experts", "nanochat", "adapted", "selected", "blocks", "warm-up"}) {
+    for (const std::string variant : {"baseline", "gated", "sink", "exclusive", "softpick", "extra key",
+                                      "experts", "nanochat", "adapted", "selected", "blocks", "warm-up"}) {
       const bool selects =
           variant == "adapted" || variant == "selected" || variant == "blocks" || variant == "warm-up";
       if (selects && precision == Precision::bf16)
@@ -153,7 +166,8 @@ TEST_CASE("a training on a GPU is bitwise reproducible, also after resuming from
 
 TEST_CASE("measurements of a model on a GPU equal those on the CPU", "[cuda_training]") {
   if (no_device()) return;
-  for (const std::string variant : {"baseline", "gated", "sink", "selected"}) {
+  for (const std::string variant :
+       {"baseline", "gated", "sink", "exclusive", "softpick", "extra key", "selected"}) {
     INFO(variant);
     std::vector<std::vector<double>> measured;
     for (const DeviceChoice device : {DeviceChoice::cpu, DeviceChoice::cuda}) {
@@ -176,7 +190,7 @@ TEST_CASE("measurements of a model on a GPU equal those on the CPU", "[cuda_trai
       sums.add(ctx, b.batch, b.saved);
       SecondPass second(sums);
       second.add(ctx, b.saved);
-      CHECK(second.needed() == (variant == "gated" || variant == "selected"));
+      CHECK(second.needed() == (variant == "gated" || variant == "exclusive" || variant == "selected"));
       SummaryAccumulator accumulator(trainer.model(), trainer.store(), classes);
       accumulator.add(ctx, b.batch, b.saved);
       measured.emplace_back();

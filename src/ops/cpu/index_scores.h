@@ -155,8 +155,16 @@ class QueryScores {
           store_vec(sum, j == 0 ? part : load_vec(sum) + part);
         }
     }
-    for (int64_t i = 0; i < count_; ++i)
-      for (int64_t c = 0; c < here; ++c) scores[i * w_.row + c] = w_.total[c * kLaneStride + i];
+    // Up to a whole vector is written beyond the last score, where rows are padded or the next scores come.
+    for (int64_t i = 0; i < lanes_; i += W)
+      for (int64_t c = 0; c < here; c += W) {
+        Vec<A> square[W];
+#pragma GCC unroll 16
+        for (int64_t e = 0; e < W; ++e) square[e] = load_vec(w_.total + (c + e) * kLaneStride + i);
+        transpose<A>(square);
+        for (int64_t e = 0; e < std::min(W, count_ - i); ++e)
+          store_vec(scores + (i + e) * w_.row + c, square[e]);
+      }
   }
 
   // Few queries, as in decoding: lanes are pairs of a query and a head, so that all heads are one product.

@@ -6,7 +6,7 @@
 
 namespace {
 
-constexpr int64_t kBins = 1024, kSample = 128;
+constexpr int64_t kBins = 256, kSample = 128;
 
 /// Memory for the choice among n scores: every array holds n + 16.
 template <class A>
