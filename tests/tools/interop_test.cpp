@@ -47,7 +47,7 @@ TEST_CASE("an exported folder is the same model, in every format that holds it",
                                             "original_max_position_embeddings: 8}",
                                             "model.moe={num_experts: 4, num_experts_per_tok: 2, "
                                             "moe_intermediate_size: 12, bias: true, swiglu_limit: 0.4}"};
-  const std::vector<Case> cases = {
+  std::vector<Case> cases = {
       {"plain", "auto", "qwen3", {"model.attention.gates=[]"}},
       {"no_norm", "auto", "llama", {"model.attention.gates=[]", "model.qk_norm=false"}},
       {"next", "auto", "qwen3_next", {}},
@@ -58,7 +58,19 @@ TEST_CASE("an exported folder is the same model, in every format that holds it",
       {"sink", "auto", "sluice", {"model.attention.kind=sink"}},
       {"gpt_oss", "auto", "gpt_oss", gpt_oss},
       {"gpt_oss_own", "sluice", "sluice", gpt_oss},
+      {"exclusive",
+       "auto",
+       "sluice",
+       {"model.gated_norm.rank=2",
+        "model.attention={exclusive: learned, output_norm: rmsnorm, gates: [{position: value, granularity: "
+        "headwise, input: self}, {activation: two_sigmoid, input_channels: 4, bias: 0.5}]}"}},
   };
+  for (const std::string kind : {"off_by_one", "sink_key", "kv_bias", "softpick"})
+    cases.push_back({kind,
+                     "auto",
+                     "sluice",
+                     {"model.attention={kind: " + kind + ", window: 6, window_pattern: 2}",
+                      "model.num_hidden_layers=2"}});
   for (const Case& c : cases) {
     INFO(c.name);
     std::vector<std::string> overrides = c.overrides;
