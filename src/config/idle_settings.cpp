@@ -33,6 +33,11 @@ std::vector<Idle> idle_now(const Config& c) {
       {c.model.rope.scaling.type == RopeScalingType::none,
        "model.rope.scaling.type is none",
        {"model.rope.scaling"}},
+      // A factor on queries and keys that are normalised behind it.
+      {c.model.qk_norm && c.model.qk_norm_order == QkNormOrder::after_rope &&
+           !(sparse && a.sparse.indexer.rope),
+       "model.qk_norm_order is after_rope",
+       {"model.rope.scaling.attention_factor"}},
       {c.model.match_parameters_of.empty(),
        "model.match_parameters_of is not given",
        {"model.match_multiple"}},

@@ -37,6 +37,9 @@ TEST_CASE("a setting without effect is named with its place and what turns it of
       {"model: {rope: {scaling: {original_max_position_embeddings: 512}}}",
        "a.yaml:1:26: model.rope.scaling.original_max_position_embeddings has no effect while "
        "model.rope.scaling.type is none"},
+      {"model: {qk_norm_order: after_rope, rope: {scaling: {type: yarn, factor: 2, attention_factor: 1.2}}}",
+       "a.yaml:1:76: model.rope.scaling.attention_factor has no effect while model.qk_norm_order is "
+       "after_rope"},
       {"model: {attention: {head_balance: {scope: global_batch, shared_heads: 1}}}",
        "a.yaml:1:36: " + balance + ".scope and " + balance + ".shared_heads have no effect while " + balance +
            ".coefficient is 0"},
