@@ -351,10 +351,10 @@ class Runner:
                 and look.state in (WAITING, PAUSED)
                 and self.not_before.get(trial.hash, 0) <= time.monotonic()
             ):
+                at = state.saved_step(trial.folder)  # a short trial may save before start() returns
                 running = self.start(trial, free[0])
                 if running:
                     self.running[free.pop(0)] = running
-                    at = state.saved_step(trial.folder)
                     self.display.event(trial, f"goes on from step {at}" if at else "begins")
         # Another's trial is waited for: it may end unfinished.
         return left or any(look.state == state.RUNNING for look in others)
