@@ -136,7 +136,7 @@ void pack_keys(accumulate_t<T>* dst, const T* src, const Problem<T>& p, int64_t 
     // With few queries this is memory-bound, and the rows are not contiguous, so they are prefetched
     // explicitly.
     const T* const ahead = src + (std::min(k0 + j + 8, p.tk - 1) * p.kv_heads + kv_head) * p.depth;
-    for (int64_t d = 0; d < p.depth; d += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(ahead + d);
+    prefetch_row(ahead, p.depth);
     convert_row(dst + j * stride, src + ((k0 + j) * p.kv_heads + kv_head) * p.depth, p.depth,
                 accumulate_t<T>(1));
     for (int64_t d = p.depth; d < p.padded_depth; ++d) dst[j * stride + d] = 0;

@@ -41,8 +41,7 @@ void few_rows_block(int64_t n, int64_t N, int64_t K, const T* w, const float* x,
   Vec<float> sum[W] = {};
   int64_t k = 0;
   for (; k + P * W <= K; k += P * W) {
-    for (int i = 0; ahead && i < M * kVectorBytes; i += 64)
-      __builtin_prefetch(reinterpret_cast<const char*>(ahead + k * M) + i, 0, 2);
+    if (ahead) prefetch_row<2>(ahead + k * M, P * W * M);
 #pragma GCC unroll 2
     for (int part = 0; part < P; ++part) {
       Vec<float> in[R];

@@ -18,11 +18,6 @@ struct Rows {
 
 /// Rows this far ahead in a list are asked for: where they lie in memory, hardware cannot foresee.
 constexpr int64_t kAhead = 12;
-template <int kLocality = 3, class T>
-[[gnu::always_inline]] inline void prefetch_row(const T* row, int64_t depth) {
-  for (int64_t byte = 0; byte < depth * static_cast<int64_t>(sizeof(T)); byte += 64)
-    __builtin_prefetch(reinterpret_cast<const char*>(row) + byte, 0, kLocality);
-}
 
 /// dot_rows in tiles of H heads and W / H rows.
 template <int H, class A, class T>
