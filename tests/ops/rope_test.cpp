@@ -51,7 +51,7 @@ TEST_CASE("rope rotates pairs (i, i + D/2) by position times theta^(-2i/D)", "[r
 TEST_CASE("rope's backward is the transpose of its forward, and both preserve norms", "[rope]") {
   Context ctx(1 << 20);
   for (DType dtype : {DType::f64, DType::f32, DType::bf16})
-    for (int64_t depth : {2, 6, 64, 128})
+    for (int64_t depth : {2, 6, 24, 64, 80, 128})
       for (bool yarn : {false, true}) {
         Pool pool(5);
         RopeScaling scaling;

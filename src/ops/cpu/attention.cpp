@@ -198,7 +198,9 @@ void forward_t(Context& ctx, const AttentionState& out, const AttentionInputs& i
   Problem<T> p(in);
   if (decodes(p)) return decode_t(ctx, out, p);
   p.independent_rows = ctx.independent_rows;
-  with_operands(p, [&](auto operands) { forward_of<typename decltype(operands)::type>(ctx, out, p); });
+  with_operands(p, [&](auto operands, const Problem<T>& padded) {
+    forward_of<typename decltype(operands)::type>(ctx, out, padded);
+  });
 }
 
 // ---- backward ----
@@ -278,8 +280,8 @@ template <class T>
 void backward_t(Context& ctx, const AttentionGrads& grads, const Tensor& d_o, const AttentionInputs& in,
                 const AttentionState& state, const ScoreGrads& of_scores) {
   const Problem<T> p(in);
-  with_operands(p, [&](auto operands) {
-    backward_of<typename decltype(operands)::type>(ctx, grads, d_o, p, state, of_scores);
+  with_operands(p, [&](auto operands, const Problem<T>& padded) {
+    backward_of<typename decltype(operands)::type>(ctx, grads, d_o, padded, state, of_scores);
   });
 }
 

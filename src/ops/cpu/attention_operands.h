@@ -93,7 +93,8 @@ class VectorOperands {
   A *d_o_t_ = nullptr, *q_ = nullptr, *d_o_ = nullptr;  // [d][lane], [lane][d]
 };
 
-/// Depths are multiples of kUnitDepth.
+/// Depths beyond p.depth are zero, up to p.padded_depth, a multiple of kUnitDepth. Keys are read where they
+/// lie if they need no such zeros, else from copies of a block.
 template <class Unit>
 class TileOperands {
  public:
@@ -103,19 +104,26 @@ class TileOperands {
   static constexpr int64_t kStep = kUnitDepth;
   static constexpr int64_t kStrip = kPairStrip;
 
-  static bool multiplies(const Problem<T>& p) { return p.depth % kUnitDepth == 0 && p.depth <= kMostDepth; }
+  static int64_t padded(int64_t depth) { return ceil_div(depth, kUnitDepth) * kUnitDepth; }
+  /// Tiles have at least twice the rate of vectors: they pay if less than half of them is zeros.
+  static bool multiplies(const Problem<T>& p) {
+    return p.depth % 2 == 0 && padded(p.depth) < 2 * p.depth && padded(p.depth) <= kMostDepth;
+  }
   static int64_t forward_size(const Problem<T>& p) {
-    return kLanes / 2 * p.depth + mixed_size(p) + kPairsOfKeys * kLanes;
+    return lanes_size(p) + mixed_size(p) + kPairsOfKeys * kLanes + copy_size(p);
   }
   static int64_t backward_size(const Problem<T>& p) {
-    return forward_size(p) + 3 * (kLanes / 2 * p.depth) + kKeys * kLaneRow / 2;
+    return forward_size(p) + 3 * lanes_size(p) + kKeys * kLaneRow / 2 + copy_size(p);
   }
   TileOperands(A* base, const Problem<T>& p, bool backward) : p_(p) {
     const auto take = [&](int64_t n) { return std::exchange(base, base + n); };
-    q_t_ = take(kLanes / 2 * p.depth), mixed_ = take(mixed_size(p)), weights_ = take(kPairsOfKeys * kLanes);
+    q_t_ = take(lanes_size(p)), mixed_ = take(mixed_size(p)), weights_ = take(kPairsOfKeys * kLanes);
+    const bool copies = copy_size(p) > 0;
+    if (copies) k_ = reinterpret_cast<bf16*>(take(copy_size(p)));
     if (!backward) return;
-    d_o_t_ = take(kLanes / 2 * p.depth), q_ = take(kLanes / 2 * p.depth), d_o_ = take(kLanes / 2 * p.depth);
+    d_o_t_ = take(lanes_size(p)), q_ = take(lanes_size(p)), d_o_ = take(lanes_size(p));
     lanes_of_keys_ = reinterpret_cast<bf16*>(take(kKeys * kLaneRow / 2));
+    if (copies) v_ = reinterpret_cast<bf16*>(take(copy_size(p)));
   }
   static void begin() { Unit::begin(); }
   static void end() { Unit::end(); }
@@ -132,6 +140,8 @@ class TileOperands {
   }
   void load_keys(int64_t kv_head, int64_t k0, int64_t keys, const T* mixes) {
     first_ = (k0 * p_.kv_heads + kv_head) * p_.depth;
+    copy_keys(k_, p_.k, keys);
+    copy_keys(v_, p_.v, keys);
     if (!mixes) return;
     static const std::array<bf16, static_cast<size_t>(kMostDepth)> zeros{};
     pack_pair_columns(mixed_, kPairsOfKeys + kPad, 2 * kPairsOfKeys, kPairsOfKeys, p_.depth,
@@ -139,14 +149,14 @@ class TileOperands {
   }
 
   void scores(A* s, const Span& x) const {
-    of_keys(s, x, p_.k, q_t_);
+    of_keys(s, x, p_.k, k_, q_t_);
     for (int64_t j = 0; j < x.keys; ++j)
       for (int64_t i = x.lane; i < x.lane + x.width; i += Simd<A>::kWidth) {
         A* const at = s + j * kLaneStride + i;
         store_vec(at, load_vec(at) * p_.scale);
       }
   }
-  void value_scores(A* dp, const Span& x) const { of_keys(dp, x, p_.v, d_o_t_); }
+  void value_scores(A* dp, const Span& x) const { of_keys(dp, x, p_.v, v_, d_o_t_); }
   void add_values(A* o_t, const A* s, const A* alpha, const Span& x) const {
     for (int64_t d = 0; d < p_.depth; ++d)
       for (int64_t i = x.lane; i < x.lane + x.width; i += Simd<A>::kWidth) {
@@ -160,7 +170,7 @@ class TileOperands {
     Unit::pair_rows(weights_, units, ds + x.lane, kLaneStride, x.keys, ceil_div(x.width, kPairStrip));
     for (int64_t i = 0; i < x.width; i += kPairStrip)
       for (int64_t d = 0; d < p_.depth; d += kUnitRows)
-        Unit::multiply(kUnitRows, steps,
+        Unit::multiply(std::min(kUnitRows, p_.depth - d), steps,
                        reinterpret_cast<const bf16*>(mixed_ + d * (kPairsOfKeys + kPad)) + x.at,
                        2 * (kPairsOfKeys + kPad), weights_ + i * units, dq_t + d * kLaneStride + x.lane + i,
                        kLaneStride, true);
@@ -176,18 +186,30 @@ class TileOperands {
   static constexpr int64_t kPairsOfKeys = (kKeys + kUnitDepth) / 2, kPad = 16, kMostDepth = 1024;
   static constexpr int64_t kLaneRow = kLanes + 32;
   static int64_t mixed_size(const Problem<T>& p) { return p.depth * (kPairsOfKeys + kPad); }
+  static int64_t lanes_size(const Problem<T>& p) { return kLanes / 2 * padded(p.depth); }
+  static int64_t copy_size(const Problem<T>& p) {
+    return p.depth == padded(p.depth) ? 0 : kKeys * padded(p.depth) / 2;
+  }
   int64_t row() const { return p_.kv_heads * p_.depth; }
 
   void pack_rows_transposed(float* to, const T* const* rows, int64_t count) const {
-    pack_pairs_transposed(to, p_.depth, p_.depth / 2, count, [rows](int64_t i) { return rows[i]; });
+    pack_pairs_transposed(to, p_.depth, p_.padded_depth / 2, count, [rows](int64_t i) { return rows[i]; });
+  }
+  /// The block's keys, with zeros behind each; `to` is null where no copies are needed.
+  void copy_keys(T* to, const T* keys, int64_t count) const {
+    for (int64_t j = 0; to && j < count; ++j, to += p_.padded_depth) {
+      std::copy_n(keys + first_ + j * row(), p_.depth, to);
+      std::fill(to + p_.depth, to + p_.padded_depth, T{});
+    }
   }
   /// s[key][lane] = <row of the key, row of the lane>
-  void of_keys(A* s, const Span& x, const T* keys, const float* lanes) const {
-    const T* const from = keys + first_ + x.at * row();
+  void of_keys(A* s, const Span& x, const T* keys, const T* copy, const float* lanes) const {
+    const T* const from = copy ? copy + x.at * p_.padded_depth : keys + first_ + x.at * row();
+    const int64_t ld = copy ? p_.padded_depth : row();
     for (int64_t i = x.lane; i < x.lane + x.width; i += kPairStrip)
       for (int64_t j = 0; j < x.keys; j += kUnitRows)
-        Unit::multiply(std::min(kUnitRows, x.keys - j), p_.depth / kUnitDepth, from + j * row(), row(),
-                       lanes + i / kPairStrip * (p_.depth / 2) * kPairStrip, s + j * kLaneStride + i,
+        Unit::multiply(std::min(kUnitRows, x.keys - j), p_.padded_depth / kUnitDepth, from + j * ld, ld,
+                       lanes + i / kPairStrip * (p_.padded_depth / 2) * kPairStrip, s + j * kLaneStride + i,
                        kLaneStride, false);
   }
   /// sums[key][d] += sum over lanes of weights[key][lane] rows[lane][d]
@@ -204,18 +226,23 @@ class TileOperands {
 
   const Problem<T>& p_;
   int64_t first_ = 0;                                       // element of the block's first key
+  T *k_ = nullptr, *v_ = nullptr;                           // [key][d]
   float *q_t_, *mixed_, *weights_;                          // pairs of d, of keys, of keys
   float *d_o_t_ = nullptr, *q_ = nullptr, *d_o_ = nullptr;  // pairs of d, of lanes, of lanes
   bf16* lanes_of_keys_ = nullptr;                           // [key][lane]
 };
 
-/// Calls f with the operands for this problem, as a type.
+/// Calls f with the operands for this problem, as a type, and with the problem, padded as they want it.
 template <class T, class F>
 void with_operands(const Problem<T>& p, F&& f) {
   if constexpr (std::is_same_v<T, bf16>)
-    if (bf16_products() && TileOperands<EmulatedUnit>::multiplies(p))
-      return with_tile_unit([&](auto unit) { f(std::type_identity<TileOperands<decltype(unit)>>{}); });
-  f(std::type_identity<VectorOperands<T>>{});
+    if (bf16_products() && TileOperands<EmulatedUnit>::multiplies(p)) {
+      Problem<T> padded = p;
+      padded.padded_depth = TileOperands<EmulatedUnit>::padded(p.depth);
+      return with_tile_unit(
+          [&](auto unit) { f(std::type_identity<TileOperands<decltype(unit)>>{}, padded); });
+    }
+  f(std::type_identity<VectorOperands<T>>{}, p);
 }
 
 }  // namespace

@@ -9,7 +9,8 @@ struct Problem {
   using A = accumulate_t<T>;
   const T *q, *k, *v;
   const int32_t *first_key, *own_key;
-  int64_t tq, tk, heads, kv_heads, depth, padded_depth;
+  int64_t tq, tk, heads, kv_heads, depth;
+  int64_t padded_depth;  // depth in whole vectors, or, for tiles, in whole steps of theirs
   A scale;
   bool softpick;
   bool independent_rows = false;  // Context's

@@ -64,6 +64,14 @@ template <class Column>
 #pragma GCC unroll 16
         for (int i = 0; i < W; ++i) store_vec(strip + (u + i) * S, r[i]);
       }
+    if (kMaskedParts && c + W <= columns && 2 * u < depth && depth % 2 == 0) {
+      Vec<float> r[W];
+#pragma GCC unroll 16
+      for (int i = 0; i < W; ++i)
+        r[i] = load_part(reinterpret_cast<const float*>(column(c + i) + 2 * u), depth / 2 - u);
+      transpose<float>(r);
+      for (int i = 0; i < W && u < units; ++i, ++u) store_vec(strip + u * S, r[i]);
+    }
     for (; u < units; ++u)
       for (int64_t i = 0; i < W; ++i) {
         float& pair = strip[u * S + i];

@@ -6,12 +6,17 @@
 #include <cmath>
 #include <limits>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "core/parallel_for.h"
 
 // In this order.
 // clang-format off
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
+#include "ops/cpu/vectors.h"
 // clang-format on
 
 namespace {
@@ -21,6 +26,7 @@ template <class T>
 void rotate(const char* op, Tensor y, const Tensor& x, const Tensor& positions, const Tensor& cos,
             const Tensor& sin, accumulate_t<T> direction) {
   using A = accumulate_t<T>;
+  constexpr int64_t W = Simd<A>::kWidth;
   const int64_t tokens = x.dim(0), heads = x.dim(1), half = x.dim(2) / 2, table = cos.dim(0);
   const int32_t* const position = positions.as<int32_t>();
   for (int64_t t = 0; t < tokens; ++t)
@@ -37,8 +43,21 @@ void rotate(const char* op, Tensor y, const Tensor& x, const Tensor& positions, 
         const T *x1 = in + (t * heads + h) * 2 * half, *x2 = x1 + half;
         T *y1 = out + (t * heads + h) * 2 * half, *y2 = y1 + half;
         // y may be x: both elements of a pair are read before either is written.
-#pragma GCC ivdep
-        for (int64_t i = 0; i < half; ++i) {
+        int64_t i = 0;
+        for (; i + W <= half; i += W) {
+          const Vec<A> a = load_vec(x1 + i), b = load_vec(x2 + i), ci = load_vec(c + i),
+                       si = direction * load_vec(s + i);
+          store_vec(y1 + i, a * ci - b * si);
+          store_vec(y2 + i, b * ci + a * si);
+        }
+        if (const int64_t n = half - i; kMaskedParts && n > 0) {
+          const Vec<A> a = load_part(x1 + i, n), b = load_part(x2 + i, n), ci = load_part(c + i, n),
+                       si = direction * load_part(s + i, n);
+          store_part(y1 + i, a * ci - b * si, n);
+          store_part(y2 + i, b * ci + a * si, n);
+          continue;
+        }
+        for (; i < half; ++i) {
           const A a = load(x1 + i), b = load(x2 + i), si = direction * s[i];
           store(y1 + i, a * c[i] - b * si);
           store(y2 + i, b * c[i] + a * si);
