@@ -43,25 +43,22 @@ void rotate(const char* op, Tensor y, const Tensor& x, const Tensor& positions, 
         const T *x1 = in + (t * heads + h) * 2 * half, *x2 = x1 + half;
         T *y1 = out + (t * heads + h) * 2 * half, *y2 = y1 + half;
         // y may be x: both elements of a pair are read before either is written.
+        const auto turn = [&](int64_t i, const auto& get, const auto& put) {
+          const auto a = get(x1 + i), b = get(x2 + i), ci = get(c + i), si = direction * get(s + i);
+          put(y1 + i, a * ci - b * si);
+          put(y2 + i, b * ci + a * si);
+        };
         int64_t i = 0;
-        for (; i + W <= half; i += W) {
-          const Vec<A> a = load_vec(x1 + i), b = load_vec(x2 + i), ci = load_vec(c + i),
-                       si = direction * load_vec(s + i);
-          store_vec(y1 + i, a * ci - b * si);
-          store_vec(y2 + i, b * ci + a * si);
-        }
-        if (const int64_t n = half - i; kMaskedParts && n > 0) {
-          const Vec<A> a = load_part(x1 + i, n), b = load_part(x2 + i, n), ci = load_part(c + i, n),
-                       si = direction * load_part(s + i, n);
-          store_part(y1 + i, a * ci - b * si, n);
-          store_part(y2 + i, b * ci + a * si, n);
-          continue;
-        }
-        for (; i < half; ++i) {
-          const A a = load(x1 + i), b = load(x2 + i), si = direction * s[i];
-          store(y1 + i, a * c[i] - b * si);
-          store(y2 + i, b * c[i] + a * si);
-        }
+        for (; i + W <= half; i += W)
+          turn(
+              i, [](auto* p) { return load_vec(p); }, [](auto* p, auto v) { store_vec(p, v); });
+        if (const int64_t n = half - i; kMaskedParts && n > 0)
+          turn(
+              i, [n](auto* p) { return load_part(p, n); }, [n](auto* p, auto v) { store_part(p, v, n); });
+        else
+          for (; i < half; ++i)
+            turn(
+                i, [](auto* p) { return load(p); }, [](auto* p, auto v) { store(p, v); });
       }
     }
   });
