@@ -115,6 +115,15 @@ void compare_mxfp4(const Wish& wish, const WeightSource& from, std::set<std::str
   }
 }
 
+/// Whether a tensor of the model holds fewer digits than its stored values.
+bool rounds(const Wish& wish, const std::string& name, DType dtype) {
+  const WeightSource* from = wish.source(name);
+  const StoredTensor* stored = wish.find(name);
+  if (dtype != DType::bf16 || !stored) return false;
+  return stored->dtype == "F32" || stored->dtype == "F64" || stored->dtype == "F16" ||
+         (from && from->plus != 0);
+}
+
 /// All differences between the requested and the stored tensors; equal on all ranks that give the whole
 /// model.
 WeightReport compare_names(const Wish& wish, bool exact, TensorProblems& problems) {
@@ -137,6 +146,7 @@ WeightReport compare_names(const Wish& wish, bool exact, TensorProblems& problem
       continue;
     }
     ++report.loaded;
+    report.rounded = report.rounded || rounds(wish, name, w.dtype);
     if (!names.insert(w.name).second) continue;  // another part of the same stored tensor
     if (!found)
       problems.missing(w);

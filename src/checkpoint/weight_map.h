@@ -91,6 +91,7 @@ struct WeightReport {
   int64_t loaded = 0;                // tensors of the model that were filled
   std::vector<std::string> missing;  // tensors of the model that are not stored, which keep their values
   std::vector<std::string> ignored;  // stored tensors that were left out
+  bool rounded = false;              // some of the files' values have more digits than a bf16 of the model
 };
 
 }  // namespace sluice

@@ -223,7 +223,7 @@ Optimizer::State Optimizer::state_of(const Placed& placed, const UpdateRange::Me
   const std::vector<const char*> names = names_of(placed.rule);
   for (size_t i = 0; i < names.size(); ++i)
     state.emplace_back(names[i], placed.range.state[i].rows(member.at, member.count));
-  if (master_) state.emplace_back(".master", placed.range.master.rows(member.at, member.count));
+  if (master_) state.emplace_back(kMasterSuffix, placed.range.master.rows(member.at, member.count));
   return state;
 }
 
@@ -265,7 +265,7 @@ Tensor Optimizer::state(ParamStore::Id id, std::string_view suffix) const {
 
 std::vector<const char*> Optimizer::state_names(const ParamSpec& spec) const {
   std::vector<const char*> names = names_of(rule_of(spec));
-  if (master_) names.push_back(".master");
+  if (master_) names.push_back(kMasterSuffix);
   return names;
 }
 
@@ -275,7 +275,7 @@ Optimizer::State Optimizer::flat_state() const {
     const std::vector<const char*> names = names_of(r);
     for (size_t i = 0; i < names.size(); ++i) state.emplace_back(names[i], rules_[r].buffers[i]);
   }
-  if (master_) state.emplace_back(".master", master_);
+  if (master_) state.emplace_back(kMasterSuffix, master_);
   return state;
 }
 

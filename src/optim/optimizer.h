@@ -13,6 +13,9 @@
 
 namespace sluice {
 
+/// Behind a parameter's name: its f32 master weights, in the state of a bf16 model.
+constexpr const char* kMasterSuffix = ".master";
+
 class Optimizer {
  public:
   /// Tensors with the suffix that they have behind a parameter's name in a checkpoint: ".m", ".master".

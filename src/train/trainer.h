@@ -142,6 +142,7 @@ class Trainer {
   // What goes into a checkpoint and comes out of one (trainer_state.cpp).
   std::vector<ParamStore::Id> saved_here() const;
   WholeModel whole_model(bool adapters = true) const;
+  void load_masters(const std::string& path, const WeightAdoption& adoption, const FreshStart& fresh);
   void collect_tensors(CheckpointContent& content);
   void collect_whole_weights(CheckpointContent& content);
   void weights_changed();

@@ -48,13 +48,16 @@ void require_trained(const ParamStore& store, const std::vector<std::string>& mi
 
 FreshStart Trainer::initialize(const std::string& weights_path, const WeightMap& map) {
   const bool loads = !config_.train.init_from.empty();
+  const std::string& path = weights_path.empty() ? config_.train.init_from : weights_path;
+  const WeightAdoption adoption{map, may_be_missing(config_.train)};
+  bool rounded = false;
   FreshStart fresh;
   if (loads) {
     std::vector<NamedTensor> weights;
     weight_targets(weights, /*adapters=*/false);
     const WholeModel whole = whole_model(/*adapters=*/false);
-    WeightReport report = load_weights(weights_path.empty() ? config_.train.init_from : weights_path, weights,
-                                       &ctx_, &whole.weights, {map, may_be_missing(config_.train)});
+    WeightReport report = load_weights(path, weights, &ctx_, &whole.weights, adoption);
+    rounded = report.rounded;
     if (config_.lora.rank > 0) require_trained(store_, report.missing);
     fresh = fresh_start(config_.model, std::move(report.missing));
   }
@@ -75,8 +78,29 @@ FreshStart Trainer::initialize(const std::string& weights_path, const WeightMap&
     for (const ParamStore::Slice& slice : store_.slices(weight_sync_.pieces()[i]))
       start(slice, weight_sync_.values(i).rows(slice.at, slice.count));
   optimizer_.sync_master(ctx_, shards_.values);
+  if (rounded) load_masters(path, adoption, fresh);
   weights_changed();
   return fresh;
+}
+
+/// Master weights from files whose values have more digits than the model's bf16. Those of parameters that
+/// the files lack stay as they are.
+void Trainer::load_masters(const std::string& path, const WeightAdoption& adoption, const FreshStart& fresh) {
+  const std::set<std::string> missing(fresh.missing.begin(), fresh.missing.end());
+  WholeModel whole = whole_model(/*adapters=*/false);
+  for (TensorShape& weight : whole.weights) weight.dtype = accumulate_dtype(weight.dtype);
+  std::vector<NamedTensor> masters;
+  for (const Optimizer::Part& part : optimizer_.parts()) {
+    const ParamSpec& spec = store_.spec(part.id);
+    if (spec.adapter || missing.count(spec.name)) continue;
+    for (const auto& [suffix, tensor] : part.state)
+      if (std::string_view(suffix) == kMasterSuffix)
+        masters.push_back(slice_of(spec, "", tensor, part.begin));
+  }
+  load_weights(path, masters, &ctx_, &whole.weights, adoption);
+  for (const NamedTensor& master : masters)
+    if (const auto found = fresh.factors.find(master.name); found != fresh.factors.end())
+      scale_values(ctx_, master.tensor, found->second);
 }
 
 /// Whether this rank keeps all of a parameter's values.

@@ -1,12 +1,18 @@
 #pragma once
 // A training run small enough to be repeated many times in a test.
+#include <cstring>
+#include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
+#include "checkpoint/store.h"
 #include "config/config.h"
+#include "config/load.h"
 #include "core/host_view.h"
 #include "data/loader.h"
 #include "data/temporary.h"
+#include "hf/config.h"
 #include "support/gradcheck.h"
 #include "train/trainer.h"
 
@@ -107,6 +113,45 @@ inline std::string all_bits(Trainer& trainer) {
       bits.append(static_cast<const char*>(view.tensor().data), static_cast<size_t>(t.tensor.bytes()));
     }
   return bits;
+}
+
+/// Every tensor's bytes by its name, from whichever rank holds them.
+class TensorBits {
+ public:
+  void add(const CheckpointContent& content) {
+    const std::scoped_lock lock(mutex_);
+    for (const auto* tensors : {&content.weights, &content.optimizer})
+      for (const NamedTensor& t : *tensors) {
+        const int64_t size = dtype_size(t.tensor.dtype);
+        int64_t whole = 1;
+        for (const int64_t dim : whole_shape(t)) whole *= dim;
+        std::string& bytes = of_[t.name];
+        bytes.resize(static_cast<size_t>(whole * size));
+        std::memcpy(bytes.data() + t.begin * size, t.tensor.data, static_cast<size_t>(t.tensor.bytes()));
+      }
+  }
+  const std::map<std::string, std::string>& all() const { return of_; }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::string> of_;
+};
+
+inline std::map<std::string, std::string> bits_of(Trainer& trainer) {
+  TensorBits bits;
+  bits.add(trainer.content());
+  return bits.all();
+}
+
+/// Saves a trainer's state; returns the path of the checkpoint.
+inline std::string save_checkpoint(const std::string& folder, Trainer& trainer, const Config& config) {
+  CheckpointContent content = trainer.content();
+  content.config_yaml = to_yaml(config);
+  content.hf_config = hf_config(config, config.model.vocab_size - 1);
+  CheckpointStore store(folder, config.checkpoint, content, &trainer.context());
+  store.save(content);
+  if (!store.wait()) throw std::runtime_error(store.last_error());
+  return list_checkpoints(folder).front();
 }
 
 }  // namespace sluice::test

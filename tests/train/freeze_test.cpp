@@ -31,51 +31,13 @@ ParameterRule thaw(const char* match) {
   return rule;
 }
 
-std::string save(const std::string& folder, Trainer& trainer, const Config& config) {
-  CheckpointContent content = trainer.content();
-  content.config_yaml = to_yaml(config);
-  content.hf_config = hf_config(config, 31);
-  CheckpointStore store(folder, config.checkpoint, content, &trainer.context());
-  store.save(content);
-  if (!store.wait()) throw std::runtime_error(store.last_error());
-  return list_checkpoints(folder).front();
-}
-
-/// Every tensor's bytes by its name, from whichever rank holds them.
-class Bits {
- public:
-  void add(const CheckpointContent& content) {
-    const std::scoped_lock lock(mutex_);
-    for (const auto* tensors : {&content.weights, &content.optimizer})
-      for (const NamedTensor& t : *tensors) {
-        const int64_t size = dtype_size(t.tensor.dtype);
-        int64_t whole = 1;
-        for (const int64_t dim : whole_shape(t)) whole *= dim;
-        std::string& bytes = of_[t.name];
-        bytes.resize(static_cast<size_t>(whole * size));
-        std::memcpy(bytes.data() + t.begin * size, t.tensor.data, static_cast<size_t>(t.tensor.bytes()));
-      }
-  }
-  const std::map<std::string, std::string>& all() const { return of_; }
-
- private:
-  std::mutex mutex_;
-  std::map<std::string, std::string> of_;
-};
-
-std::map<std::string, std::string> bits_of(Trainer& trainer) {
-  Bits bits;
-  bits.add(trainer.content());
-  return bits.all();
-}
-
 struct Outcome {
   std::map<std::string, std::string> first, last;
   double loss = 0, norm = 0;
 };
 
 Outcome train(const Config& config, const TinyTraining& t, int ranks, int64_t steps) {
-  Bits first, last;
+  TensorBits first, last;
   Outcome outcome;
   std::mutex mutex;
   run_thread_ranks(ranks, [&](Communicator& c) {
@@ -181,7 +143,7 @@ TEST_CASE("A run with frozen parameters resumes bit for bit, and from its weight
     Trainer trainer(t.config, data);
     trainer.initialize();
     for (int i = 0; i < 3; ++i) trainer.step();
-    const std::string saved = save(t.config.run_dir + "/ckpt", trainer, t.config);
+    const std::string saved = save_checkpoint(t.config.run_dir + "/ckpt", trainer, t.config);
     const std::map<std::string, std::string> at_save = bits_of(trainer);
     for (int i = 0; i < 3; ++i) trainer.step();
 
