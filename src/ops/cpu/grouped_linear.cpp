@@ -183,8 +183,9 @@ void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, c
         E::Columns::pack(a, depth, units, m, tiles, [&](int64_t k) {
           return dy.as<T>() + row_of(dy_rows, row + k) * N + unit.rows.begin;
         });
-        for (int64_t s = 0; s * S < columns; ++s)
-          for (int64_t j = 0; j < tiles.count; ++j) {
+        // Tile by tile: dw has mostly left the caches, and comes back line after line.
+        for (int64_t j = 0; j < tiles.count; ++j)
+          for (int64_t s = 0; s * S < columns; ++s) {
             const int64_t height = tiles[j + 1] - tiles[j], width = std::min(S, columns - s * S);
             const A* const strip = b + s * S * units;
             A* tc = to + tiles[j] * K + s * S;
