@@ -170,6 +170,37 @@ TEST_CASE("variants of a sweep have names, a control, and analyses in the report
   CHECK_THAT(s.sweep("plan").out, Contains("plain-lr_1e-2") && Contains("headwise-lr_3e-3"));
 }
 
+TEST_CASE("bases of a sweep are compared with the one that is the control, at the same grid value",
+          "[sweep]") {
+  if (no_python()) return;
+  const Sweeps s;
+  test::write_bytes(s.folder / "wide.yaml", "extends: tiny.yaml\nmodel: {intermediate_size: 40}\n");
+  const std::string grid = "grid: {optimizer.lr: [1e-2, 3e-3]}\nresources: {slots: 2, threads: 1}\n";
+  s.write("base: [tiny.yaml, wide.yaml]\ncontrol: tiny\n" + grid);
+  const auto plan = s.sweep("plan");
+  INFO(plan.out);
+  REQUIRE(plan.code == 0);
+  // Names and folders differ for every base, and are the sweep's own.
+  CHECK_THAT(plan.out, Contains("variant         intermediate_size\n") && Contains("tiny (control)  "));
+  REQUIRE(s.sweep("run").code == 0);
+  const std::string measured = s.sweep("table --markdown loss").out;
+  INFO(measured);
+  const auto difference = [&](const std::string& trial) {
+    const size_t row = measured.find("`" + trial + "`"), end = measured.find(" |\n", row);
+    REQUIRE(end != std::string::npos);
+    return measured.substr(measured.rfind("| ", end - 1) + 2, end - measured.rfind("| ", end - 1) - 2);
+  };
+  for (const std::string lr : {"1e-2", "3e-3"}) {
+    CHECK(difference("tiny-lr_" + lr) == "");
+    CHECK_THAT(difference("wide-lr_" + lr), Catch::Matches("[+-]0\\.[0-9]{4}"));
+  }
+
+  s.write("base: [tiny.yaml, wide.yaml]\ncontrol: narrow\n" + grid);
+  CHECK_THAT(s.sweep("plan").out, Contains("control: there is no base narrow; there are: tiny, wide"));
+  s.write("base: tiny.yaml\ncontrol: tiny\n" + grid);
+  CHECK_THAT(s.sweep("plan").out, Contains("control is the name of a variant or of one of several bases"));
+}
+
 TEST_CASE("recorded results replace trainings on another machine", "[sweep]") {
   if (no_python()) return;
   const Sweeps s;
@@ -609,7 +640,8 @@ TEST_CASE("an invalid sweep file is refused with its line", "[sweep]") {
       {base + "variants:\n  a: {}\n  b: {optimizer.beta1: 0.9}\n",
        "s.yaml:4:6: the variant b is the same training as a"},
       {base + "variants: {a: {}}\ncontrol: b\n", "s.yaml:3:10: control: there is no variant b; there are: a"},
-      {base + "control: b\n", "s.yaml:2:10: control is the name of a variant, and the file has no variants"},
+      {base + "control: b\n",
+       "s.yaml:2:10: control is the name of a variant or of one of several bases; the file has neither"},
   };
   for (const auto& [text, message] : wrong) {
     INFO(text);

@@ -17,7 +17,8 @@ relative to it; all others to the folder of the checkout, in which runs start, o
   variants:                                              # names, and what each changes; a trial for each of them
     baseline: {}
     headwise: {model.attention.gates: [{position: sdpa_output, granularity: headwise}]}
-  control: baseline                                      # the variant that the others are compared with
+  control: baseline                                      # the variant that the others are compared with; without variants one of
+                                                         # several bases, by its file's name
   grid: {optimizer.lr: [1e-3, 2e-3, 4e-3]}               # every value with every other
   paired: [{model.num_hidden_layers: 4, model.hidden_size: 192}, {model.num_hidden_layers: 8, model.hidden_size: 128}]
   seeds: [1, 2]                                          # the first of all trials before the second
@@ -173,7 +174,7 @@ def train(options: argparse.Namespace) -> int:
         os.makedirs(output, exist_ok=True)
         study.write(sweep, sluice, output)
     if options.command == "plan":
-        if len(sweep.variants) > 1:
+        if len(sweep.variants) > 1 or sweep.control:
             print(study.Differences(sweep, sluice).text(sweep.control))
         print(tables.plan_text(sweep, state.looks(sweep.trials, output, lines), merged), end="")
     elif options.command == "status":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..program import working_folder
 from ..reporting.study import SUFFIX
-from .sweep_file import START
+from .sweep_file import OWN, START
 from .text import table
 
 if TYPE_CHECKING:
@@ -57,12 +57,12 @@ class Differences:
     def __init__(self, sweep: SweepFile, program: str) -> None:
         firsts: dict[str, Trial] = {}
         for trial in sweep.trials:
-            firsts.setdefault(trial.variant.name, trial)
+            firsts.setdefault(trial.compared_as, trial)
         with concurrent.futures.ThreadPoolExecutor(max(1, min(8, os.cpu_count() or 1))) as pool:
             trees = list(pool.map(lambda trial: resolved(program, trial), firsts.values()))
         every = list(dict.fromkeys(key for tree in trees for key in tree))
-        # The weights that `after` names differ as the trials do that they come from.
-        known = (START,) if sweep.after else ()
+        # The weights that `after` names differ as the trials do that they come from; the sweep sets the others.
+        known = (*OWN, START) if sweep.after else OWN
         self.keys = [key for key in every if key not in known and len({tree.get(key) for tree in trees}) > 1]
         self.rows = {
             name: [written(trial.variant, key) or tree.get(key, "-") for key in self.keys]
@@ -103,7 +103,7 @@ def write(sweep: SweepFile, program: str, output: str) -> None:
         "keys": short(differences.keys),
         "variants": [{"name": name, "values": values} for name, values in differences.rows.items() if name],
         "trials": [
-            {"hash": t.hash, "group": t.group, "variant": t.variant.name, "point": t.shared()}
+            {"hash": t.hash, "group": t.group, "variant": t.compared_as, "point": t.shared()}
             for t in sweep.trials
         ],
     }

@@ -177,6 +177,7 @@ class Trial:
         self.values = {**point, **variant.values}
         self.name = self.hash = self.folder = ""
         self.group = ""  # what the trials of its configuration are called, whatever their seed
+        self.compared_as = ""  # its variant, or its base where the sweep compares bases
         self.place: Place | None = None  # of a variant, as scripts/report finds it
         self.after: Trial | None = None  # the trial of an earlier sweep whose last weights it starts from
         self.plan: dict[str, Any] = {}
@@ -204,9 +205,12 @@ class Trial:
         )
 
     def shared(self) -> str:
-        """What it has in common with the trials of other variants, whatever their seeds."""
+        """What it has in common with the trials that it is compared with, whatever their seeds."""
         base = os.path.relpath(self.base, os.path.dirname(os.path.abspath(self.base_node.path)))
-        return " ".join([base, *(f"{key}={node.flow()}" for key, node in self.point.items())])
+        compares_bases = self.compared_as and not self.variant.name
+        return " ".join(
+            [*([] if compares_bases else [base]), *(f"{key}={node.flow()}" for key, node in self.point.items())]
+        )
 
     def configuration(self) -> tuple[str, ...]:
         """What its seeds have in common. Variants may differ in the weights alone that they start from."""
@@ -242,6 +246,7 @@ class SweepFile:
         self.record = record and os.path.normpath(os.path.join(os.path.dirname(path), record))
         self.after = self.read_after([*before, os.path.realpath(path)], sluice)
         self.bases = self.read_bases()
+        self.stems = self.name_bases()
         self.common = self.read_overrides(self.part("set"), "set")
         self.grid = self.read_grid()
         self.paired = self.read_paired()
@@ -320,6 +325,14 @@ class SweepFile:
         if not bases:
             node.refuse("base is an empty list")
         return bases
+
+    def name_bases(self) -> dict[str, str]:
+        """{path: the file's name without its ending, behind its folder's where several files have the same}"""
+        name_of = lambda path: os.path.splitext(os.path.basename(path))[0]
+        paths = [path for path, _ in self.bases]
+        alike = len({name_of(path) for path in paths}) < len(paths)
+        folder_of = lambda path: os.path.basename(os.path.dirname(path)) + "-" if alike else ""
+        return {path: folder_of(path) + name_of(path) for path in paths}
 
     def read_after(self, later: list[str], sluice: str | None) -> SweepFile | None:
         """The sweep whose trials this one's start from."""
@@ -451,15 +464,17 @@ class SweepFile:
         return variants
 
     def read_control(self) -> str | None:
-        """The variant that the others are compared with."""
+        """The variant, or of several bases the one, that the others are compared with."""
         name, node = self.text(self.root, "control"), self.part("control")
         if node is None:
             return None
-        known = [variant.name for variant in self.variants if variant.name]
+        variants = [variant.name for variant in self.variants if variant.name]
+        known = variants or (list(self.stems.values()) if len(self.bases) > 1 else [])
         if not known:
-            node.refuse("control is the name of a variant, and the file has no variants")
+            node.refuse("control is the name of a variant or of one of several bases; the file has neither")
         if name not in known:
-            node.refuse(f"control: there is no variant {name}; there are: {', '.join(known)}")
+            kind = "variant" if variants else "base"
+            node.refuse(f"control: there is no {kind} {name}; there are: {', '.join(known)}")
         return name
 
     def read_seeds(self) -> list[Node | None]:
@@ -556,27 +571,21 @@ class SweepFile:
         labels = {key: self.labels(key, values.items) for key, values in self.grid.items()}
         for key in self.paired[0]:
             labels[key] = self.labels(key, [row[key] for row in self.paired])
-        stems = [os.path.splitext(os.path.basename(base))[0] for base, _ in self.bases]
-        if len(set(stems)) < len(stems):  # the same name in several folders
-            stems = [
-                os.path.basename(os.path.dirname(base)) + "-" + stem
-                for (base, _), stem in zip(self.bases, stems)
-            ]
-        stem_of = {base: stem for (base, _), stem in zip(self.bases, stems)}
         for trial in trials:
             named = trial.variant.name or any(labels.values())
-            parts = [stem_of[trial.base]] if len(self.bases) > 1 or not named else []
+            parts = [self.stems[trial.base]] if len(self.bases) > 1 or not named else []
             parts += [trial.variant.name] if trial.variant.name else []
             parts += [labels[key][node.flow()] for key, node in trial.values.items() if labels.get(key)]
-            trial.group = "-".join(parts)[:90].rstrip("-.") or stem_of[trial.base]
+            trial.group = "-".join(parts)[:90].rstrip("-.") or self.stems[trial.base]
             trial.name = trial.group + (f"-s{trial.seed.text}" if trial.seed else "")
+            trial.compared_as = trial.variant.name or (self.stems[trial.base] if self.control else "")
         order = {group: i for i, group in enumerate(dict.fromkeys(trial.group for trial in trials))}
         for trial in trials:
-            if trial.variant.name or self.after:
+            if trial.compared_as or self.after:
                 trial.place = Place(
                     self.name,
                     trial.group,
-                    trial.variant.name,
+                    trial.compared_as,
                     trial.shared(),
                     self.control,
                     order[trial.group],
