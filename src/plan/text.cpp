@@ -317,6 +317,7 @@ nlohmann::json plan_json(const Plan& plan) {
                         {"accumulation_steps", plan.accumulation_steps},
                         {"ranks", plan.ranks},
                         {"intermediate_size", plan.config.model.intermediate_size},
+                        {"vocab_size", plan.config.model.vocab_size},
                         {"memory",
                          {{"parameters", plan.memory.parameters},
                           {"gradients", plan.memory.gradients},

@@ -226,6 +226,16 @@ TEST_CASE("recorded results replace trainings on another machine", "[sweep]") {
   CHECK_THAT(s.sweep("record").out, Contains("0 recorded now; 4 of 4"));
   CHECK(io::read_file(record) == lines);
 
+  const auto configuration = [&] {
+    for (const std::string& name : io::list_directory(s.output))
+      if (name.find("plain-s1-") == 0) {
+        const std::string text = io::read_file(s.output + "/" + name + "/config.yaml");
+        return text.substr(text.find("\nmodel:"));  // behind the comment with the hash
+      }
+    return std::string();
+  };
+  const std::string trained = configuration();
+
   // Another machine: nothing is trained, and the tables are the same.
   std::filesystem::remove_all(s.output);
   CHECK_THAT(s.sweep("plan").out, Contains("nothing to run"));
@@ -237,6 +247,7 @@ TEST_CASE("recorded results replace trainings on another machine", "[sweep]") {
   CHECK(Sweeps::count(run.out, "  begins") == 0);
   CHECK_THAT(run.out, Contains("4 done (4 of them recorded)"));
   CHECK(s.sweep("table").out == table);
+  CHECK(configuration() == trained);
   CHECK_THAT(s.sweep("status").out, Contains("headwise-s2  recorded"));
   CHECK_THAT(s.sweep("analyze").out, Contains("4 are recorded, without weights to analyze"));
   const std::string report = "SLUICE=" + std::string(std::getenv("SLUICE_BINARY")) +

@@ -197,7 +197,9 @@ def make_folder(trial: Trial, line: dict[str, Any], program: str) -> None:
         if section in SETTINGS
         for key, value in keys.items()
     ]
-    command = [program, "config", "show", trial.base, *trial.overrides(), *evaluated]
+    # A run's own file names the vocabulary that the tokenizer gave it.
+    vocabulary = [f"model.vocab_size={trial.plan['vocab_size']}"] if trial.plan.get("vocab_size") else []
+    command = [program, "config", "show", trial.base, *trial.overrides(), *vocabulary, *evaluated]
     shown = subprocess.run(
         command, capture_output=True, text=True, stdin=subprocess.DEVNULL, cwd=working_folder()
     )
