@@ -11,10 +11,16 @@
 namespace sluice {
 namespace {
 
-/// What identifies the contents of a checkpoint or folder.
-std::string contents_text(const std::string& path) {
-  const std::string manifest = path + "/" + kManifestName, hf = path + "/config.json";
-  return checksum(io::read_file(io::exists(manifest) ? manifest : hf));
+/// The contents of a checkpoint, or of a folder of another program.
+void state_weights(StartFacts& facts, const ModelFiles& files) {
+  if (io::exists(files.path + "/" + kManifestName)) {
+    facts.set("the checkpoint", fmt::format("step {}, {}", files.step, weights_fingerprint(files.path)),
+              ExitCode::data);
+    return;
+  }
+  facts.set("the config.json of the model", "xxh3:" + checksum(io::read_file(files.path + "/config.json")),
+            ExitCode::data);
+  facts.set("the weights of the model", weights_fingerprint(files.path), ExitCode::data);
 }
 
 }  // namespace
@@ -34,9 +40,7 @@ ModelInputs read_model(StartFacts& facts, const Communicator& ranks, const std::
   trained.run_dir = std::string("/");  // it does not matter where the run is
   state_configuration(facts, trained);
   state_device(facts, config);
-  facts.set("the checkpoint",
-            fmt::format("step {}, manifest xxh3:{}", inputs.files.step, contents_text(inputs.files.path)),
-            ExitCode::data);
+  state_weights(facts, inputs.files);
   facts.set("the tokenizer", inputs.files.tokenizer->fingerprint(), ExitCode::data);
   return inputs;
 }

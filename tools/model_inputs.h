@@ -15,8 +15,7 @@ struct ModelInputs {
 };
 
 /// Within agree_on_start (run/start_agreement.h): opens the model at a path.
-/// On several ranks it states what they must have in common for a forward pass; of the weights of a Hugging
-/// Face folder nothing but its config.json. Error(usage) if
+/// On several ranks it states what they must have in common for a forward pass. Error(usage) if
 /// parallel.context is above 1 on a GPU; `command`: who says so.
 ModelInputs read_model(StartFacts& facts, const Communicator& ranks, const std::string& command,
                        const std::string& path, const OpenOptions& how);

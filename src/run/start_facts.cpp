@@ -23,24 +23,6 @@
 namespace sluice {
 namespace {
 
-/// For a folder of weights, a run folder or a file, as accepted by train.init_from.
-std::string fingerprint_of_weights(const std::string& path) {
-  if (!io::is_directory(path)) {
-    const io::MappedFile file(path);
-    return fmt::format("{} bytes, xxh3:{}", file.size(), checksum(sample_pages(file.data(), file.size())));
-  }
-  if (const std::string manifest = path + "/" + kManifestName; io::exists(manifest))
-    return "manifest xxh3:" + checksum(io::read_file(manifest));
-  if (const std::vector<std::string> files = io::glob(path + "/*.safetensors"); !files.empty()) {
-    std::string all;
-    for (const std::string& file : files) all += fingerprint_of_weights(file) + "\n";
-    return fmt::format("{} files, xxh3:{}", files.size(), checksum(all));
-  }
-  const std::vector<std::string> checkpoints =
-      list_checkpoints(io::is_directory(path + "/ckpt") ? path + "/ckpt" : path);
-  return checkpoints.empty() ? "no weights" : fingerprint_of_weights(checkpoints.front());
-}
-
 /// Whether a shared library takes part in the computation.
 bool computes(const std::string& library) {
   for (const char* name : {"libdnnl.", "libopenblas", "libm.", "libcublas", "libcudnn", "libnccl"})
@@ -49,6 +31,23 @@ bool computes(const std::string& library) {
 }
 
 }  // namespace
+
+std::string weights_fingerprint(const std::string& path) {
+  if (!io::is_directory(path)) {
+    const io::MappedFile file(path);
+    return fmt::format("{} bytes, xxh3:{}", file.size(), checksum(sample_pages(file.data(), file.size())));
+  }
+  if (const std::string manifest = path + "/" + kManifestName; io::exists(manifest))
+    return "manifest xxh3:" + checksum(io::read_file(manifest));
+  if (const std::vector<std::string> files = io::glob(path + "/*.safetensors"); !files.empty()) {
+    std::string all;
+    for (const std::string& file : files) all += weights_fingerprint(file) + "\n";
+    return fmt::format("{} file{}, xxh3:{}", files.size(), files.size() == 1 ? "" : "s", checksum(all));
+  }
+  const std::vector<std::string> checkpoints =
+      list_checkpoints(io::is_directory(path + "/ckpt") ? path + "/ckpt" : path);
+  return checkpoints.empty() ? "no weights" : weights_fingerprint(checkpoints.front());
+}
 
 void state_program(StartFacts& facts) {
   facts.set("the program", fmt::format("sluice {}, build {}", build_info().version, program_build_id()));
@@ -94,7 +93,7 @@ void state_data(StartFacts& facts, const Config& config, const Blend& training, 
   // A run that goes on does not need them any more; one that begins says itself what is missing.
   if (const std::string& weights = config.train.init_from; !weights.empty())
     facts.set("the contents of train.init_from",
-              io::exists(weights) ? fingerprint_of_weights(weights) : "none, there is no such path",
+              io::exists(weights) ? weights_fingerprint(weights) : "none, there is no such path",
               ExitCode::data);
 }
 

@@ -6,6 +6,9 @@
 
 namespace sluice {
 
+/// What tells weights apart without reading all of them: of a folder of weights, a run folder or a file, as
+/// train.init_from accepts them.
+std::string weights_fingerprint(const std::string& path);
 /// The program and the libraries that take part in the computation, by the build identifiers of the linker.
 void state_program(StartFacts& facts);
 /// Every key except name, train.threads, train.device and paths, whose file contents are compared instead.

@@ -250,6 +250,18 @@ TEST_CASE(
     CHECK(count_of(outcome.err, text) == 1);
     CHECK(!io::exists(t.folder / "analysis"));
   }
+  // Of folders of another program weights and configuration are compared.
+  const std::string exported = t.folder / "exported", elsewhere = t.folder / "elsewhere";
+  REQUIRE(t.sluice({"export", t.run, "-o", exported}).code == 0);
+  REQUIRE(t.sluice({"export", other, "-o", elsewhere}).code == 0);
+  const Words held_out = {"--data", "held_out=" + t.folder / "held_out", "data.seq_len=16"};
+  const Outcome apart = mixed(t, analyze(exported, held_out), analyze(elsewhere, held_out));
+  INFO(apart.out << apart.err);
+  CHECK(apart.code == 65);
+  CHECK(count_of(apart.err, "ranks do not agree on the weights of the model: 1 file, xxh3:") == 1);
+  CHECK(count_of(apart.err, "ranks do not agree on") == 1);
+  CHECK(!io::exists(t.folder / "analysis"));
+
   // A copy of the run elsewhere is no difference.
   std::filesystem::copy(t.run, t.folder / "copy", std::filesystem::copy_options::recursive);
   const Outcome same = mixed(t, analyze(t.run, {}), analyze(t.folder / "copy", {"train.threads=2"}));
