@@ -143,12 +143,13 @@ inline std::map<std::string, std::string> bits_of(Trainer& trainer) {
   return bits.all();
 }
 
-/// Saves a trainer's state; returns the path of the checkpoint.
-inline std::string save_checkpoint(const std::string& folder, Trainer& trainer, const Config& config) {
+/// Saves the state of a trainer, or of the trainers of several ranks; returns the path of the checkpoint.
+inline std::string save_checkpoint(const std::string& folder, Trainer& trainer, const Config& config,
+                                   Communicator* ranks = nullptr) {
   CheckpointContent content = trainer.content();
   content.config_yaml = to_yaml(config);
   content.hf_config = hf_config(config, config.model.vocab_size - 1);
-  CheckpointStore store(folder, config.checkpoint, content, &trainer.context());
+  CheckpointStore store(folder, config.checkpoint, content, &trainer.context(), ranks);
   store.save(content);
   if (!store.wait()) throw std::runtime_error(store.last_error());
   return list_checkpoints(folder).front();

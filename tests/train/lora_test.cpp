@@ -19,18 +19,6 @@ using namespace sluice::test;
 
 namespace {
 
-/// Saves the state of a trainer, or of the trainers of several ranks.
-std::string save(const std::string& folder, Trainer& trainer, const Config& config,
-                 Communicator* ranks = nullptr) {
-  CheckpointContent content = trainer.content();
-  content.config_yaml = to_yaml(config);
-  content.hf_config = hf_config(config, 31);
-  CheckpointStore store(folder, config.checkpoint, content, &trainer.context(), ranks);
-  store.save(content);
-  if (!store.wait()) throw std::runtime_error(store.last_error());
-  return list_checkpoints(folder).front();
-}
-
 std::string bits_of(const std::vector<NamedTensor>& tensors, bool adapters) {
   std::string bits;
   for (const NamedTensor& t : tensors)
@@ -54,7 +42,7 @@ struct Adapting : TinyTraining {
     trainer.initialize();
     for (int i = 0; i < 3; ++i) trainer.step();
     base_bits = bits_of(trainer.content().weights, false);
-    base = save(folder / "base", trainer, config);
+    base = save_checkpoint(folder / "base", trainer, config);
     config.train.init_from = base;
     config.lora = {.rank = 4, .alpha = 8};
     config.train.seed = 99;
@@ -133,7 +121,7 @@ TEST_CASE("adapters learn, frozen weights keep every bit, and a resumed run is e
       const double loss = trainer.step().loss;
       if (i == 0) begin = loss;
       end = loss;
-      if (i == 4) saved = save(t.config.run_dir + "/ckpt", trainer, t.config);
+      if (i == 4) saved = save_checkpoint(t.config.run_dir + "/ckpt", trainer, t.config);
     }
     CHECK(end < begin);
     const bool kept = bits_of(trainer.content().weights, false) == frozen,
@@ -191,7 +179,7 @@ TEST_CASE(
       trainer.initialize();
       StepMetrics m;
       for (int i = 0; i < 3; ++i) m = trainer.step();
-      const std::string path = save(config.run_dir + "/ckpt", trainer, config, &trainer.ranks());
+      const std::string path = save_checkpoint(config.run_dir + "/ckpt", trainer, config, &trainer.ranks());
       const std::scoped_lock lock(mutex);
       out.loss = m.loss, out.norm = m.grad_norm, out.saved = path;
     });
@@ -225,7 +213,8 @@ TEST_CASE("merged adapters give the same logits, from a folder without adapters"
     Trainer trainer(t.config, data);
     trainer.initialize();
     for (int i = 0; i < 6; ++i) trainer.step();
-    const CheckpointInfo saved = verify_checkpoint(save(t.config.run_dir + "/ckpt", trainer, t.config));
+    const CheckpointInfo saved =
+        verify_checkpoint(save_checkpoint(t.config.run_dir + "/ckpt", trainer, t.config));
     CHECK(nlohmann::json::parse(io::read_file(saved.path + "/config.json"))["lora"]["rank"] == 4);
     const std::string folder = t.folder / "merged";
     CHECK(merge_adapters(saved, folder) == 2 * 8);
@@ -238,7 +227,7 @@ TEST_CASE("merged adapters give the same logits, from a folder without adapters"
     plain.train.init_from = folder;
     Trainer merged(plain, data);
     merged.initialize();
-    const CheckpointInfo from_merged = verify_checkpoint(save(t.folder / "again", merged, plain));
+    const CheckpointInfo from_merged = verify_checkpoint(save_checkpoint(t.folder / "again", merged, plain));
     const std::vector<double> a = logits_of(TrainedModel(saved, 32), data),
                               b = logits_of(TrainedModel(from_merged, 32), data);
     double worst = 0, largest = 0;
