@@ -1,8 +1,6 @@
 #pragma once
 // A training run small enough to be repeated many times in a test.
-#include <cstring>
 #include <map>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -14,6 +12,7 @@
 #include "data/temporary.h"
 #include "hf/config.h"
 #include "support/gradcheck.h"
+#include "support/whole_state.h"
 #include "train/trainer.h"
 
 namespace sluice::test {
@@ -115,32 +114,11 @@ inline std::string all_bits(Trainer& trainer) {
   return bits;
 }
 
-/// Every tensor's bytes by its name, from whichever rank holds them.
-class TensorBits {
- public:
-  void add(const CheckpointContent& content) {
-    const std::scoped_lock lock(mutex_);
-    for (const auto* tensors : {&content.weights, &content.optimizer})
-      for (const NamedTensor& t : *tensors) {
-        const int64_t size = dtype_size(t.tensor.dtype);
-        int64_t whole = 1;
-        for (const int64_t dim : whole_shape(t)) whole *= dim;
-        std::string& bytes = of_[t.name];
-        bytes.resize(static_cast<size_t>(whole * size));
-        std::memcpy(bytes.data() + t.begin * size, t.tensor.data, static_cast<size_t>(t.tensor.bytes()));
-      }
-  }
-  const std::map<std::string, std::string>& all() const { return of_; }
-
- private:
-  std::mutex mutex_;
-  std::map<std::string, std::string> of_;
-};
-
+/// Every tensor's bytes by its name.
 inline std::map<std::string, std::string> bits_of(Trainer& trainer) {
-  TensorBits bits;
-  bits.add(trainer.content());
-  return bits.all();
+  WholeState state;
+  state.add(trainer.content());
+  return state.tensors();
 }
 
 /// Saves the state of a trainer, or of the trainers of several ranks; returns the path of the checkpoint.

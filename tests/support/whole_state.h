@@ -27,6 +27,8 @@ class WholeState {
         filled_ += t.tensor.bytes();
       }
   }
+  /// Every tensor's bytes by its name.
+  const std::map<std::string, std::string>& tensors() const { return tensors_; }
   /// All bits in the order of names; every element must have been given exactly once.
   std::string bits() const {
     std::string all;

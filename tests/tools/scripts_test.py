@@ -26,7 +26,7 @@ from sluice import benchmarks, sink_words
 from sluice import launching as launch
 from sluice import program as sluice_program
 from sluice import split_text as split
-from sluice.sweeping import records, runner, slurm, sweep_file
+from sluice.sweeping import records, runner, slurm, stop_rules, sweep_file
 from sluice.sweeping.plan import Mistake
 
 # Stands in for the program. tokenize copies the text; synthesize names the text that it was given; train keeps a file of the run folder; config show --json prints run_dir.
@@ -414,7 +414,7 @@ class Sweeps(Folder):
                 named |= set(re.findall(r'{\.name = "([a-z_/]+)"(?!.*\.layer)', file.read()))
         self.assertIn("heads/imbalance", named)
         for name in named:
-            self.assertEqual(sweep_file.wrong_metric(name.replace("/", ".")), "", name)
+            self.assertEqual(stop_rules.wrong_metric(name.replace("/", ".")), "", name)
 
     def test_a_job_of_a_failed_trial_does_not_ask_for_another_start(self):
         for code in (73, 75, 76, 137, None):

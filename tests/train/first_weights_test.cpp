@@ -2,6 +2,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <catch2/catch.hpp>
+#include <cstring>
 
 #include "comm/threads.h"
 #include "core/parallel_for.h"
@@ -21,15 +22,15 @@ std::vector<float> floats(const std::string& bytes) {
 
 /// All first tensors of a training on so many ranks.
 std::map<std::string, std::string> first_bits(const Config& config, const TinyTraining& t, int ranks) {
-  TensorBits bits;
+  WholeState state;
   run_thread_ranks(ranks, [&](Communicator& c) {
     set_num_threads(1);
     const Blend data = t.blend();
     Trainer trainer(config, data, &c);
     trainer.initialize();
-    bits.add(trainer.content());
+    state.add(trainer.content());
   });
-  return bits.all();
+  return state.tensors();
 }
 
 }  // namespace

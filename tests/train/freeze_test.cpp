@@ -37,7 +37,7 @@ struct Outcome {
 };
 
 Outcome train(const Config& config, const TinyTraining& t, int ranks, int64_t steps) {
-  TensorBits first, last;
+  WholeState first, last;
   Outcome outcome;
   std::mutex mutex;
   run_thread_ranks(ranks, [&](Communicator& c) {
@@ -54,8 +54,8 @@ Outcome train(const Config& config, const TinyTraining& t, int ranks, int64_t st
     outcome.loss = m.loss;
     outcome.norm = m.grad_norm;
   });
-  outcome.first = first.all();
-  outcome.last = last.all();
+  outcome.first = first.tensors();
+  outcome.last = last.tensors();
   return outcome;
 }
 

@@ -20,7 +20,8 @@ from .state import DIVERGED, DONE, FAILED, PAUSED, STOPPED, WAITING
 
 if TYPE_CHECKING:
     from .state import Look
-    from .sweep_file import StopRule, SweepFile, Trial
+    from .stop_rules import StopRule
+    from .sweep_file import SweepFile, Trial
     from .text import Display
 
 PR_SET_PDEATHSIG = 1
