@@ -718,7 +718,8 @@ class Style(Folder):
         for tool in ("bash", "env", "git", "clang-format", "git-clang-format", "python3", "grep", "find", "sort", "sed", "head", "cp",
                      "mktemp", "rm", "dirname"):  # fmt: skip
             if not os.path.lexists(os.path.join(tools, tool)):
-                os.symlink(shutil.which(tool), os.path.join(tools, tool))
+                # A python3 found by PATH can be a wrapper that itself needs more of PATH.
+                os.symlink(sys.executable if tool == "python3" else shutil.which(tool), os.path.join(tools, tool))
         return subprocess.run(
             [self.path("scripts", "style"), *arguments],
             capture_output=True,
@@ -744,6 +745,12 @@ class Style(Folder):
         self.assertEqual(self.read("b.h"), b"int x;\n")
         status = subprocess.run(["git", "-C", self.root, "status", "--short"], capture_output=True).stdout
         self.assertIn(b"?? b.h", status)  # the index is left alone
+
+    def test_a_git_clang_format_that_fails_is_an_error(self):
+        for fix in ([], ["--fix"]):
+            said = self.style(*fix, "no-such-commit")
+            self.assertEqual(said.returncode, 1, said.stdout + said.stderr)
+            self.assertIn("git-clang-format failed", said.stdout)
 
 
 # Play fuzz programs: one that finds nothing, and one that keeps an input.
