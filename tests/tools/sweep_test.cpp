@@ -93,6 +93,25 @@ TEST_CASE("a sweep announces its trials, trains each once, and reports the resul
   }
 }
 
+TEST_CASE("keys that sweeps share in a file hold where a sweep sets none of its own", "[sweep]") {
+  if (no_python()) return;
+  const Sweeps s;
+  const std::string rest = "variants: {a: {optimizer.beta1: 0.8}, b: {optimizer.beta1: 0.9}}\nseeds: [1]\n";
+  s.write("base: tiny.yaml\nset: {train.max_steps: 2, optimizer.lr: 1e-2}\n" + rest);
+  REQUIRE(s.sweep("run").code == 0);
+  std::filesystem::create_directory(s.folder / "common");
+  test::write_bytes(s.folder / "common/keys.yaml",
+                    "train: {max_steps: 2}\noptimizer: {lr: 5e-3}\noptimizer.beta1: 0.7\n");
+  s.write("base: tiny.yaml\nset_from: common/keys.yaml\nset: {optimizer.lr: 1e-2}\n" + rest);
+  const auto same = s.sweep("status");
+  INFO(same.out);
+  CHECK_THAT(same.out, Contains("\n2 done\n"));
+  s.write("base: tiny.yaml\nset_from: common/keys.yaml\ngrid: {optimizer.lr: [1e-2, 5e-3]}\n" + rest);
+  const auto grid = s.sweep("status");
+  INFO(grid.out);
+  CHECK_THAT(grid.out, Contains("\n2 done, 2 waiting\n"));
+}
+
 TEST_CASE("variants of a sweep have names, a control, and analyses in the report", "[sweep]") {
   if (no_python()) return;
   const Sweeps s;
@@ -651,9 +670,14 @@ TEST_CASE("an invalid sweep file is refused with its line", "[sweep]") {
       {base + "variants:\n  a: {}\n  b: {optimizer.beta1: 0.9}\n",
        "s.yaml:4:6: the variant b is the same training as a"},
       {base + "variants: {a: {}}\ncontrol: b\n", "s.yaml:3:10: control: there is no variant b; there are: a"},
+      {base + "set_from: none.yaml\n", "s.yaml:2:11: set_from: no such file: "},
+      {base + "set_from: list.yaml\n", "list.yaml:1:1: the file of set_from holds `key: value` pairs"},
+      {base + "set_from: seed.yaml\n", "seed.yaml:1:13: train.seed: give the list `seeds` instead"},
       {base + "control: b\n",
        "s.yaml:2:10: control is the name of a variant or of one of several bases; the file has neither"},
   };
+  test::write_bytes(s.folder / "list.yaml", "[1, 2]\n");
+  test::write_bytes(s.folder / "seed.yaml", "train.seed: 4\n");
   for (const auto& [text, message] : wrong) {
     INFO(text);
     test::write_bytes(s.file, text);

@@ -9,10 +9,11 @@
   scripts/sweep slurm FILE            writes OUTPUT/array.sbatch, a Slurm job array of what is not finished
   scripts/sweep trial FILE TRIAL      trains one, by its number or hash: a job of that array
 
-FILE, --output and --sluice are relative to where you stand. In a sweep file (configs/sweeps/ has examples) paths of `base` are
-relative to it; all others to the folder of the checkout, in which runs start, or, of an installed sweep, to where you stand:
+FILE, --output and --sluice are relative to where you stand. In a sweep file (configs/sweeps/ has examples) paths of `base` and
+`set_from` are relative to it; all others to the folder of the checkout, in which runs start, or, of an installed sweep, to where you stand:
 
   base: ../quickstart/baseline.yaml                      # or a list; * and ? match several
+  set_from: common/six_domains.yaml                      # a file of keys as `set` has them, for several sweeps; this one may change them
   set: {train.max_steps: 400}                            # for all trials
   variants:                                              # names, and what each changes; a trial for each of them
     baseline: {}

@@ -26,6 +26,7 @@ KEYS = (
     "record",
     "after",
     "base",
+    "set_from",
     "set",
     "variants",
     "control",
@@ -164,6 +165,7 @@ class SweepFile:
         self.after = self.read_after([*before, os.path.realpath(path)], sluice)
         self.bases = self.read_bases()
         self.stems = self.name_bases()
+        self.defaults = self.read_defaults(sluice)
         self.common = self.read_overrides(self.part("set"), "set")
         self.grid = self.read_grid()
         self.paired = self.read_paired()
@@ -242,6 +244,18 @@ class SweepFile:
         if not bases:
             node.refuse("base is an empty list")
         return bases
+
+    def read_defaults(self, sluice: str | None) -> dict[str, Node]:
+        """The keys of the file that several sweeps share; every other part of the sweep file may set them differently."""
+        name, node = self.text(self.root, "set_from"), self.part("set_from")
+        if node is None:
+            return {}
+        path = os.path.normpath(os.path.join(os.path.dirname(self.path), name))
+        if not os.path.isfile(path):
+            node.refuse(f"set_from: no such file: {path} (relative to the sweep file)")
+        shared = yaml.read(path, sluice)
+        self.check_letters(shared)
+        return self.read_overrides(shared, "the file of set_from")
 
     def name_bases(self) -> dict[str, str]:
         """{path: the file's name without its ending, behind its folder's where several files have the same}"""
@@ -484,7 +498,7 @@ class SweepFile:
             for (base, node), variant, row, point in itertools.product(
                 self.bases, self.variants, self.paired, points
             ):
-                trials.append(Trial(base, node, variant, {**self.common, **row, **point}, seed))
+                trials.append(Trial(base, node, variant, {**self.defaults, **self.common, **row, **point}, seed))
         labels = {key: self.labels(key, values.items) for key, values in self.grid.items()}
         for key in self.paired[0]:
             labels[key] = self.labels(key, [row[key] for row in self.paired])
