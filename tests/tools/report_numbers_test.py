@@ -1506,16 +1506,75 @@ class Pictures(Folder):
                 write_evaluations(self.run_of(name, 6.0, gates, seed=seed), more + (0.05 if name == "gate" else 0))
         runs, made = self.grouped()
         looks.label_runs(runs, made)
-        self.assertIsNone(plots_grid.plot_sink_measures(made[:1]))
-        figure = plots_grid.plot_sink_measures(made)
+        controls = comparing.choose_baselines(made)
+        self.assertIsNone(plots_grid.plot_sink_measures(made[:1], controls))
+        figure = plots_grid.plot_sink_measures(made, controls)
         panels = {axis.get_title(): axis for axis in figure.axes}
         # Without the largest residual, which these runs do not have.
-        self.assertEqual(list(panels), ["loss, less the first's", "first-token attention", "of the strongest head"])
-        self.assertEqual(list(panels["loss, less the first's"].lines[-2].get_xdata()), [0.0, 0.0])
+        self.assertEqual(
+            list(panels), ["loss, less the control's", "first-token attention", "of the strongest head"]
+        )
+        self.assertEqual(list(panels["loss, less the control's"].lines[2].get_xdata()), [0.0, 0.0])
         drawn = [list(line.get_xdata()) for line in panels["of the strongest head"].lines]
-        for found, expected in zip(drawn, ([0.8, 0.9], [0.85], [0.85, 0.85], [0.85, 0.95], [0.9]), strict=True):
+        for found, expected in zip(drawn, ([0.8, 0.9], [0.85], [0.85, 0.95], [0.9], [0.85, 0.85]), strict=True):
             for x, y in zip(found, expected, strict=True):
-                self.assertAlmostEqual(x, y)  # dots, stroke and the dashed line of the first; dots and stroke
+                self.assertAlmostEqual(x, y)  # dots and stroke; dots and stroke; the dashed line of the control
+        plt.close(figure)
+
+    def two_starts(self):
+        """A baseline and a gate with two starts, which a sweep compares at the same start; the gate comes first in the sweep."""
+        for start, more in (("usual", 1.0), ("small", 0.0)):
+            for seed in (1, 2, 3):
+                for name, ppl, gates in (("base", 6.0, "[]"), ("gate", 5.9, gate())):
+                    losses = [3.0 + more + (0.25 if name == "base" else 0.0)] * 100
+                    folder = self.run_of(f"{name}_{start}", ppl + more + seed / 10, gates, seed=seed, losses=losses)
+                    write_evaluations(folder)
+                    if start == "small":
+                        text = files.read_text(os.path.join(folder, "config.yaml"))
+                        text = text.replace("model:\n", "model:\n  scaled_residual_init: true\n")
+                        write_text(folder, "config.yaml", text)
+        trials = [
+            {"hash": f"{v}_{s}-{n}", "group": f"{v}-{s}", "variant": v, "point": s}
+            for s in ("usual", "small")
+            for v in ("gate", "base")
+            for n in (1, 2, 3)
+        ]
+        write_text(self.root, "s.study.json", json.dumps({"name": "s", "control": "base", "trials": trials}))
+        runs = read_runs([self.root])
+        found = study.places_of(study.studies_of([run.folder for run in runs]))
+        made = groups.group_runs(runs, paper.load(), found)
+        looks.label_runs(runs, made)
+        return runs, made
+
+    def test_a_figures_losses_are_less_the_control_of_the_table(self):
+        import matplotlib.pyplot as plt
+        from sluice.reporting import plots_grid, plots_paper
+
+        runs, made = self.two_starts()
+        controls = comparing.choose_baselines(made)
+        figure = plots_grid.plot_sink_measures(made, controls)
+        axis = figure.axes[0]
+        names = [text.get_text() for text in axis.get_yticklabels()]
+        self.assertEqual(names, ["gate-usual", "base-usual", "gate-small", "base-small"])
+        strokes = {names[int(line.get_ydata()[0])]: line.get_xdata()[0] for line in axis.lines[1:8:2]}
+        for group in made:
+            found = groups.difference(group, controls[group], "loss")
+            self.assertAlmostEqual(strokes[group.label], found.mean if found else 0.0)
+            self.assertEqual(found is None, group.label.startswith("base"))
+        self.assertEqual(list(axis.lines[8].get_xdata()), [0.0, 0.0])  # dashed: the first control
+        plt.close(figure)
+        # A line whose control was not trained has no dots there.
+        figure = plots_grid.plot_sink_measures(made, {**controls, made[0]: None})
+        self.assertEqual(len(figure.axes[0].lines), 7)
+        plt.close(figure)
+        # The paper's figure, too.
+        self.assertEqual(
+            {g.label: b.label for g, b in plots_paper.baselines_of(made).items()},
+            {"gate-usual": "base-usual", "gate-small": "base-small"},
+        )
+        figure = plots_paper.plot_losses(made, runs)
+        for line in figure.axes[1].lines[:2]:
+            self.assertAlmostEqual(line.get_ydata()[-1], -0.25)
         plt.close(figure)
 
     def test_the_recall_of_selected_keys_is_drawn_over_training_and_by_layer(self):
@@ -1638,7 +1697,8 @@ class Pictures(Folder):
         self.assertEqual(made[0].value("first_token_attention"), 0.25)
         names = []
         # The last are of training: tests/tools/report_test.cpp draws those.
-        for _, shown in figures.all_figures(runs, made, paper_tables.paper_tables(made, paper.load()))[:-1]:
+        controls, beside = comparing.choose_baselines(made), paper_tables.paper_tables(made, paper.load())
+        for _, shown in figures.all_figures(runs, made, controls, beside)[:-1]:
             for name, draw, _ in shown:
                 figure = draw()
                 if figure is None:

@@ -3,7 +3,7 @@ matplotlib."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from . import (
@@ -26,9 +26,12 @@ if TYPE_CHECKING:
 
 
 def all_figures(
-    runs: list[Run], groups: list[Group], tables: Sequence[PaperTable] = ()
+    runs: list[Run],
+    groups: list[Group],
+    controls: Mapping[Group, Group | None],
+    tables: Sequence[PaperTable] = (),
 ) -> list[tuple[str, list[tuple[str, Callable[[], Figure | None], str]]]]:
-    """tables: the papers', as paper_tables makes them."""
+    """controls: as choose_baselines has them; tables: the papers', as paper_tables makes them."""
     # In the order of the groups, as tables have them; grey lines lie below coloured ones.
     place = {group: i for i, group in enumerate(groups)}
     shown = sorted(runs, key=lambda run: (not run.grey, place.get(run.group, 0)))
@@ -42,6 +45,6 @@ def all_figures(
         ("Sparse attention", plots_selection.figures(groups)),
         ("Heads, values, queries and keys", plots_heads.figures(groups)),
         ("Long contexts", plots_long.figures(groups, shown)),
-        ("Across runs", plots_grid.figures(groups)),
+        ("Across runs", plots_grid.figures(groups, controls)),
         ("Training", plots_training.figures(shown)),
     ]

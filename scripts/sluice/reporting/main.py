@@ -208,7 +208,7 @@ def main(description: str = __doc__) -> None:
         os.makedirs(options.output, exist_ok=True)
         pictures = []
         if not options.tables_only:
-            for heading, made in load_figures().all_figures(runs, groups, ours_and_theirs):
+            for heading, made in load_figures().all_figures(runs, groups, controls, ours_and_theirs):
                 shown = save(made, options.output, missing, formats)
                 if shown:
                     pictures.append((heading, shown))

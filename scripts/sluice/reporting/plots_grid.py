@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
-from .groups import by_size, size
+from .groups import by_size, size, unequal
 from .looks import COLOURS, MARKERS
 from .runs import THRESHOLDS
 from .style import legend, new_figure
@@ -37,9 +37,11 @@ def plot_dots(
     panels: Sequence[tuple[str, Callable[[Run], float | None]]],
     label: str = "",
     most: int = MOST,
+    dashed: Group | None = None,
 ) -> Figure:
-    """A panel per value, a line per group, a dot per seed; the dashed line is the first group, the baseline."""
+    """A panel per value, a line per group, a dot per seed; the dashed line is the mean of the group `dashed`, else of the first."""
     colour = colours_of(groups)
+    dashed = dashed or groups[0]
     left_out = max(0, len(groups) - most)
     groups = groups[:most]
     columns = min(len(panels), 4)
@@ -72,8 +74,9 @@ def plot_dots(
             axis.plot(
                 [mean(values)], [y], marker="|", markersize=10, markeredgewidth=2.2, color=colour(group)
             )
-            if y == 0:
-                axis.axvline(mean(values), color="#777777", linestyle="--", linewidth=1)
+        level = mean(map(value_of, dashed.evaluated()))
+        if level is not None:
+            axis.axvline(level, color="#777777", linestyle="--", linewidth=1)
         axis.set_title(title, fontsize=10)
         axis.margins(x=0.08)
         axis.xaxis.set_major_locator(MaxNLocator(4))
@@ -109,23 +112,33 @@ SINK_MEASURES = {
 }
 
 
-def plot_sink_measures(groups: list[Group]) -> Figure | None:
-    """Loss less the first group's of the same seed, attention on the first token and the largest residual of several variants."""
-    if not groups or not any(groups[0].values(key) for key in SINK_MEASURES):
-        return None
+def loss_differences(groups: list[Group], controls: Mapping[Group, Group | None]) -> dict[Run, float]:
+    """{run: its loss less that of the same seed of its group's control}, where the tables have a difference; 0 of a control."""
+    out = {}
+    for group in groups:
+        base = controls.get(group)
+        if base is None or unequal(group.sound() + base.sound()):
+            continue
+        losses = base.by_seed("loss")
+        for run in group.sound():
+            loss, of_base = run.measures["loss"], losses.get(run.seed())
+            if loss is not None and of_base is not None:
+                out[run] = loss - of_base
+    return out
+
+
+def plot_sink_measures(groups: list[Group], controls: Mapping[Group, Group | None]) -> Figure | None:
+    """Loss less the control's of the same seed, attention on the first token and the largest residual of several variants."""
     groups = [g for g in groups if any(g.values(key) for key in SINK_MEASURES)]
     if len(groups) < 2:
         return None
-    losses = groups[0].by_seed("loss")
-
-    def difference(run: Run) -> float | None:
-        of_first, loss = losses.get(run.seed()), run.measures["loss"]
-        return None if of_first is None or loss is None else loss - of_first
-
+    dashed = next((base for base in map(controls.get, groups) if base), groups[0])
+    differences = loss_differences([*groups, dashed], controls)
     measure = lambda key: lambda run: run.measures[key]
     shown = [key for key in SINK_MEASURES if any(g.values(key) for g in groups)]
-    panels = [("loss, less the first's", difference), *((SINK_MEASURES[key], measure(key)) for key in shown)]
-    return plot_dots(groups, panels, most=2 * MOST)
+    panels: list[tuple[str, Callable[[Run], float | None]]] = [("loss, less the control's", differences.get)]
+    panels += [(SINK_MEASURES[key], measure(key)) for key in shown]
+    return plot_dots(groups, panels, most=2 * MOST, dashed=dashed)
 
 
 def plot_deltas(table: PaperTable) -> Figure | None:
@@ -289,7 +302,10 @@ def deltas(tables: Sequence[PaperTable]) -> list[tuple[str, Callable[[], Figure 
     ]
 
 
-def figures(groups: list[Group]) -> list[tuple[str, Callable[[], Figure | None], str]]:
+def figures(
+    groups: list[Group], controls: Mapping[Group, Group | None]
+) -> list[tuple[str, Callable[[], Figure | None], str]]:
+    """controls: what each group is compared with, as the tables have it."""
     sizes = [same for same in by_size(groups) if len(same) > 1 or len(groups) == 1][:4]
     made: list[tuple[str, Callable[[], Figure | None], str]] = []
     for i, same in enumerate(sizes):
@@ -305,10 +321,11 @@ def figures(groups: list[Group]) -> list[tuple[str, Callable[[], Figure | None],
         made.append(
             (
                 "sink_measures" + (f"_{i + 1}" if i else ""),
-                functools.partial(plot_sink_measures, same),
-                f"Runs of one size ({size_text(same[0])}). Validation loss less the first line's of the same seed, attention on the "
-                "first token (mean over heads, and of the head that gives it most) and the largest residual. Dots: seeds, of which "
-                "lines can have different ones; strokes: their means; dashed: the first line's mean. Runs that diverged are left out.",
+                functools.partial(plot_sink_measures, same, controls),
+                f"Runs of one size ({size_text(same[0])}). Validation loss less the control's of the same seed, each line's control being "
+                "that of the tables (the one of the same grid point); attention on the first token (mean over heads, and of the head that "
+                "gives it most) and the largest residual. Dots: seeds, of which lines can have different ones; strokes: their means; "
+                "dashed: the mean of the first control. Runs that diverged are left out.",
             )
         )
     made.append(

@@ -166,13 +166,30 @@ def loss_differences(group: Group, base: Group) -> list[tuple[list[float], list[
     return [curve for curve in made if curve[0]]
 
 
+def baselines_of(groups: list[Group]) -> dict[Group, Group]:
+    """{group: the paper's baseline that was trained alike and is the same model, with the same start, but for what the group's row
+    sets}, of those that have one and are none."""
+    rows = {row["id"]: row for table in papers.load()["tables"] for row in table["rows"]}
+    plain = [g for g in groups if g.variant == "plain" and any(not rows[i].get("baseline") for i in g.rows)]
+    found = {}
+    for group in [g for g in groups if g not in plain]:
+        sets = {"geometry": any(rows[i].get("geometry") for i in group.rows)}
+        for base in plain:
+            alike = papers.protocol(group.first, "moe") == papers.protocol(base.first, "moe")
+            if alike and papers.same_but_for_the_row(group.first, base.first, sets):
+                found[group] = base
+                break
+    return found
+
+
 def plot_losses(groups: list[Group], runs: list[Run]) -> Figure | None:
     """Left: EMA .9 of the training loss; right: less the baseline's, at the same step and seed. Means over seeds."""
+    bases = baselines_of(groups)
     groups = [g for g in groups if not g.first.grey and any(len(r.series("loss")[0]) > 20 for r in g.runs)]
     if not any(g.rows for g in groups):
         return None
-    base = next((g for g in groups if g.variant == "plain" and g.rows), None)
-    figure, axes = new_figure(2 if base and len(groups) > 1 else 1, 4.0)
+    used = list(dict.fromkeys(bases[g] for g in groups if g in bases))
+    figure, axes = new_figure(2 if used else 1, 4.0)
     curves = []
     for run in [r for r in runs if r.grey]:
         x, y = run.series("loss")
@@ -193,19 +210,17 @@ def plot_losses(groups: list[Group], runs: list[Run]) -> Figure | None:
     axes[0].set_ylabel("training loss (nats per token)")
     if len(axes) > 1:
         ends = []
-        for group in groups:
-            if group is base or papers.protocol(group.first, "moe") != papers.protocol(base.first, "moe"):
-                continue
-            for i, (x, line, spread) in enumerate(lines_over_seeds(loss_differences(group, base))):
+        for group in [g for g in groups if g in bases]:
+            for i, (x, line, spread) in enumerate(lines_over_seeds(loss_differences(group, bases[group]))):
                 label = group.first.label if i == 0 else "_seed"
                 axes[1].plot(x, line, color=group.first.colour, linewidth=1.4, label=label)
                 draw_band(axes[1], x, line, spread, group.first.colour)
                 ends += line[len(line) // 3 :]
-        axes[1].axhline(0, color=base.first.colour, linewidth=1.2)
+        axes[1].axhline(0, color=used[0].first.colour if len(used) == 1 else "#777777", linewidth=1.2)
         if ends:
             reach = max(0.02, 1.15 * max(abs(v) for v in ends))
             axes[1].set_ylim(-reach, reach)
-        axes[1].set_title(f"less the loss of: {base.label}")
+        axes[1].set_title(f"less the loss of: {used[0].label}" if len(used) == 1 else "less the loss of the baseline")
         axes[1].set_ylabel("difference, EMA (0.98)")
     for axis in axes:
         tokens_axis(axis)
@@ -287,8 +302,9 @@ def figures(groups: list[Group], runs: list[Run]) -> list[tuple[str, Callable[[]
         (
             "figure1_loss",
             lambda: plot_losses(groups, runs),
-            "Figure 1, right, of the paper: training loss, smoothed as there; beside it the difference, at the same step, to the "
-            "baseline of the same size and seed. Lines: means over seeds; bands: their standard deviation. Grey: the other runs.",
+            "Figure 1, right, of the paper: training loss, smoothed as there; beside it the difference, at the same step and seed, to "
+            "the baseline of the same model, with the same start, in all that the row does not set. Lines: means over seeds; bands: "
+            "their standard deviation. Grey: the other runs.",
         ),
         (
             "figure2_first_token",
