@@ -156,6 +156,10 @@ class Folder(unittest.TestCase):
         )
         return folder
 
+    def small_starts(self, folder):
+        text = files.read_text(os.path.join(folder, "config.yaml"))
+        write_text(folder, "config.yaml", text.replace("model:\n", "model:\n  scaled_residual_init: true\n"))
+
     def grouped(self):
         runs = read_runs([self.root])
         return runs, groups.group_runs(runs, paper.load())
@@ -1145,10 +1149,6 @@ class SameTokens(Folder):
         exact = next(dict(zip(headings, r)) for r, g in zip(rows, made) if g.first.title == "gate")
         self.assertEqual((exact["speed_n"], exact["loss_n"]), ("1", "3"))
 
-    def small_starts(self, folder):
-        text = files.read_text(os.path.join(folder, "config.yaml"))
-        write_text(folder, "config.yaml", text.replace("model:\n", "model:\n  scaled_residual_init: true\n"))
-
     def test_a_row_is_compared_with_a_baseline_of_the_same_model(self):
         for seed in (1, 2, 3):
             self.run_of("base", 6.0 + seed / 10, seed=seed)
@@ -1164,6 +1164,30 @@ class SameTokens(Folder):
         (table,) = [t for t in paper_tables.paper_tables(shown, paper.load()) if t.id == "gated_1"]
         found = sorted(row[table.headings.index("Δ PPL")].split()[0] for row in table.rows if row[0] == "5")
         self.assertEqual(found, ["-", "-0.400"])
+
+    def test_a_row_with_two_starts_is_one_row_of_a_rank_correlation(self):
+        for order, start in enumerate(("usual", "small")):
+            rows = (("base", "[]", 0.4), ("gate", gate(), 0.1), ("heads", gate(granularity="headwise"), 0.2))
+            for name, gates, first_token in (*rows, ("value", gate("value"), 0.3)):
+                folder = self.run_of(f"{order}_{name}_{start}", 6.0 + first_token, gates)
+                # With the usual start in the paper's order, with the smaller one in the opposite.
+                value = first_token if start == "usual" else 1 - first_token
+                change_json(
+                    os.path.join(folder, "eval.jsonl"),
+                    lambda line, v=value: line["analysis"].update(first_token_attention=v),
+                )
+                if start == "small":
+                    self.small_starts(folder)
+        _, made = self.grouped()
+        (table,) = [t for t in paper_tables.paper_tables(made, paper.load()) if t.id == "gated_4"]
+        self.assertEqual(sum(row[0] == "2" for row in table.rows), 2)
+        text = " ".join(table.notes)
+        self.assertIn("F-Attn with the paper's: +1.00, n = 4 rows.", text)
+        self.assertIn("baselines left out: +1.00, n = 3 rows.", text)
+        self.assertIn("Of a row that has several lines the first alone is in the rank correlations.", text)
+        usual = [g for g in made if g.first.title.endswith("usual")]
+        (table,) = [t for t in paper_tables.paper_tables(usual, paper.load()) if t.id == "gated_4"]
+        self.assertNotIn("several lines", " ".join(table.notes))
 
     def test_a_ladder_of_learning_rates_is_of_one_model(self):
         for lr in (0.001, 0.002):
@@ -1530,9 +1554,7 @@ class Pictures(Folder):
                     folder = self.run_of(f"{name}_{start}", ppl + more + seed / 10, gates, seed=seed, losses=losses)
                     write_evaluations(folder)
                     if start == "small":
-                        text = files.read_text(os.path.join(folder, "config.yaml"))
-                        text = text.replace("model:\n", "model:\n  scaled_residual_init: true\n")
-                        write_text(folder, "config.yaml", text)
+                        self.small_starts(folder)
         trials = [
             {"hash": f"{v}_{s}-{n}", "group": f"{v}-{s}", "variant": v, "point": s}
             for s in ("usual", "small")

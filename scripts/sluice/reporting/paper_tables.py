@@ -185,13 +185,18 @@ def paper_table(table: dict[str, Any], groups: list[Group], paper: dict[str, Any
     notes = [f"Ours: {papers.describe_protocol([r for g in groups for r in g.runs])}."]
     notes.append(correlation_note(table, lines, our_deltas))
     if table["id"] == "gated_4":
+        counted = [
+            (row, g)
+            for row, g in (lines[i] for i in first_of_rows(lines).values())
+            if g and g.finished() and not g.diverged()
+        ]
         for key in ("gate_score", "m_act", "first_token_attention"):
-            rho, n = spearman(
-                [(g.value(key), row.get(key)) for row, g in lines if g and g.finished() and not g.diverged()]
-            )
+            rho, n = spearman([(g.value(key), row.get(key)) for row, g in counted])
             notes.append(
                 f"Rank correlation (Spearman) of our {THEIRS[key][0]} with the paper's: {shown(rho, n)}."
             )
+    if len(first_of_rows(lines)) < len(lines):
+        notes.append("Of a row that has several lines the first alone is in the rank correlations.")
     notes += spread_notes(lines, metric)
     source = paper["papers"][table["paper"]]
     title = f"Table {table['table']}" if not table["table"].startswith("A") else f"Appendix {table['table']}"
@@ -222,10 +227,15 @@ def shown(rho: float | None, n: int) -> str:
     )
 
 
+def first_of_rows(lines: Lines) -> dict[str, int]:
+    """{id of a row: place of its first line}: two starts of a row, or two readings, are one row."""
+    return {row["id"]: i for i, (row, _) in reversed(list(enumerate(lines)))}
+
+
 def correlation_note(table: dict[str, Any], lines: Lines, our_deltas: list[float | None]) -> str:
     metric = table["metric"]
-    first = {row["id"]: ours for (row, _), ours in reversed(list(zip(lines, our_deltas)))}
-    pairs = [(first[row["id"]], papers.paper_delta(table, row, metric)) for row in table["rows"]]
+    first = first_of_rows(lines)
+    pairs = [(our_deltas[first[row["id"]]], papers.paper_delta(table, row, metric)) for row in table["rows"]]
     rho, n = spearman(pairs)
     return (
         f"Rank correlation (Spearman) of our Δ {THEIRS[metric][0]} with the paper's, over finished rows that both have, "
