@@ -1069,6 +1069,27 @@ class SameTokens(Folder):
         self.assertIn("lowest validation loss:", text)
         self.assertIn("gate (3 seeds)", text)
 
+    def test_no_lowest_loss_is_named_among_losses_on_different_data(self):
+        runs = self.plain_and_gated()
+        for folder in runs.values():
+            self.fingerprint(folder, "a", "b")
+        named = lambda: [
+            line.split(":")[0]
+            for line in sweep_tables.results_text(*self.results(list(runs.values()))).splitlines()
+            if "lowest" in line
+        ]
+        every = ["validation loss", "loss on x", "loss on y"]
+        self.assertEqual(named(), [f"lowest {name}" for name in every])
+        for (name, _), folder in runs.items():
+            if name == "gate":
+                self.fingerprint(folder, "a", "c")
+        self.assertEqual(named(), ["no lowest validation loss", "lowest loss on x", "no lowest loss on y"])
+        for (name, _), folder in runs.items():
+            self.fingerprint(folder, "a", "b")
+            change = lambda line, n=name: line["sets"]["x"].update(tokens=1024 if n == "gate" else 2048)
+            change_json(os.path.join(folder, "eval.jsonl"), change)
+        self.assertEqual(named(), ["no lowest validation loss", "no lowest loss on x", "lowest loss on y"])
+
     def with_sinks(self, line, share):
         """An evaluation with measures of sinks and of two gates."""
         analysis = line.setdefault("analysis", {})

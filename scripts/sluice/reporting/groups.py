@@ -60,6 +60,16 @@ def same_contents(runs: list[Run]) -> bool:
     return replaced(run.fingerprints() for run in runs) is None
 
 
+def same_data(runs: Iterable[Run], name: str | None = None) -> bool:
+    """Whether the last evaluations read the same tokens of the same sets, or of the set `name`, as far as is known."""
+    runs = list(runs)
+    of_set = lambda pairs: [pair for pair in pairs if name in (None, pair[0])]
+    return (
+        one_of(tuple(of_set(run.evaluated())) for run in runs)
+        and replaced(dict(of_set(run.fingerprints().items())) for run in runs) is None
+    )
+
+
 def unequal(runs: list[Run]) -> str:
     """Why numbers of the last evaluations are of different things, so that neither a mean nor a difference of them means anything; ""
     where they are of one. Runs that were never evaluated have no such numbers."""

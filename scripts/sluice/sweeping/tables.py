@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..reporting.comparing import RULE, choose_baselines
 from ..reporting.files import is_run
-from ..reporting.groups import Group, choose_sources, difference
+from ..reporting.groups import Group, choose_sources, difference, same_data
 from ..reporting.runs import Run
 from ..reporting.tables import count_or_few, mean_text, source_note, with_spread
 from ..reporting.values import deviation, mean, short
@@ -260,14 +260,16 @@ def groups_of(results: list[Result]) -> list[tuple[Group | None, list[Result]]]:
     return out
 
 
-def lowest(groups: list[Group], name: str, pick: Callable[..., Any]) -> str:
-    """A line on the best variant of these, of those that finished."""
+def lowest(groups: list[Group], name: str, pick: Callable[..., Any], of_set: str | None = None) -> str:
+    """A line on the best variant of these, of those that finished; that there is none where they were evaluated on different data."""
     found = [
         (mean([pick(run) for run in g.evaluated()]), g) for g in groups if g.finished() and not g.diverged()
     ]
     values = [(value, g) for value, g in found if value is not None]
     if not values:
         return ""
+    if not same_data((run for _, g in values for run in g.evaluated()), of_set):
+        return f"no lowest {name}: configurations were evaluated on different data\n"
     value, best = min(values, key=lambda item: item[0])
     return f"lowest {name}: {value:.4f}  {best.label} ({len(best.sound())} seed{'s' if len(best.sound()) > 1 else ''})\n"
 
@@ -345,5 +347,6 @@ def results_text(sweep: SweepFile, results: list[Result], control: str | None = 
             complete,
             f"loss on {name}",
             lambda run: finite(((run.last.get("sets") or {}).get(name) or {}).get("loss")),
+            name,
         )
     return out
