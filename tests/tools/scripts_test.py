@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 import unittest
 
 sys.dont_write_bytecode = True
@@ -458,6 +459,21 @@ class ShippedRecords(Folder):
                 self.assertEqual(self.read(name), text)
                 found += 1
         self.assertGreater(found, 0)
+
+
+class Mixtures(unittest.TestCase):
+    def test_units_for_products_of_bf16_are_told_apart_in_bf16(self):
+        def told(precision, *units):
+            runs = [
+                {"instruction_set": "avx512", "precision": precision, "bf16_products": unit} for unit in units
+            ]
+            looks = [types.SimpleNamespace(state="done", run=run, trial=types.SimpleNamespace(after=None)) for run in runs]
+            return records.mixtures(dict(enumerate(looks)))
+
+        expected = ["of several units for products of bf16: amx (2 trials), avx512_bf16 (1 trials)"]
+        self.assertEqual(told("bf16", "amx", "avx512_bf16", "amx"), expected)
+        self.assertEqual(told("bf16", "amx", "amx", None), [])  # older records do not say
+        self.assertEqual(told("f32", "amx", "avx512_bf16"), [])  # none is used
 
 
 class BenchPytorch(Folder):

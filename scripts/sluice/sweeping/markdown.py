@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..reporting.comparing import choose_baselines
+from ..reporting.comparing import FEWEST, choose_baselines
 from ..reporting.groups import difference
 from ..reporting.tables import mean_text, source_note
 from ..reporting.values import fixed, short
@@ -43,11 +43,11 @@ def counted(result: Result) -> bool:
 
 
 def interval(found: Difference | None, write: Callable[[float], str]) -> str:
-    """ "+0.10 (0.05 to 0.15)", without the interval where too few seeds are paired."""
+    """ "+0.10 (0.05 to 0.15)", or "+0.10 (n < 3)" where too few seeds are paired."""
     if found is None:
         return "-"
     if found.low is None or found.high is None:
-        return write(found.mean)
+        return f"{write(found.mean)} (n < {FEWEST})"
     return f"{write(found.mean)} ({write(found.low)} to {write(found.high)})"
 
 

@@ -60,6 +60,8 @@ SHAPE = {
         **shapes.RUN,
         "data_fingerprint": shapes.TEXT,
         "instruction_set": shapes.TEXT,
+        "precision": shapes.TEXT,
+        "bf16_products": shapes.TEXT,
         "build": {"commit": shapes.TEXT},
     },
     "settings": {section: {} for section in SETTINGS},
@@ -270,6 +272,11 @@ def validation_data(run: dict[str, Any]) -> str:
     )
 
 
+def bf16_products(run: dict[str, Any]) -> str | None:
+    """What multiplied, where it bears on the result; None of a training in f32."""
+    return run.get("bf16_products") if run.get("precision") == "bf16" else None
+
+
 def mixtures(found: dict[str, Look]) -> list[str]:
     """What finished trials do not have in common though they should: lines for readers of a table."""
     done = [look for look in found.values() if look.state == state.DONE]
@@ -279,6 +286,7 @@ def mixtures(found: dict[str, Look]) -> list[str]:
         ("validation data", validation_data),
         ("commits of the program", lambda run: (run.get("build") or {}).get("commit")),
         ("instruction sets", lambda run: run.get("instruction_set")),
+        ("units for products of bf16", bf16_products),
     ):
         values = [pick(look.run) for look in done]
         names = list(dict.fromkeys(str(value) for value in values if value))
