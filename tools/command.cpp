@@ -46,6 +46,12 @@ class RequiredSubcommand : public CLI::Formatter {
   }
 };
 
+/// Numbers are those of a configuration: no nan, inf or 0x10, which CLI11 takes.
+std::string read_finite(const std::string& text) {
+  double value = 0;
+  return parse_number(text, value);
+}
+
 }  // namespace
 
 Option* Option::required() { return option_->required(), this; }
@@ -53,7 +59,7 @@ Option* Option::type_name(const std::string& name) { return option_->type_name(n
 Option* Option::group(const std::string& title) { return option_->group(title), this; }
 Option* Option::delimiter(char between) { return option_->delimiter(between), this; }
 Option* Option::allow_extra_args(bool allowed) { return option_->allow_extra_args(allowed), this; }
-/// CLI11's own checks print the largest double in full.
+/// CLI11's own checks print the largest double in full. What they are given is a number already.
 Option* Option::not_negative() {
   const auto check = [](const std::string& text) {
     return std::strtod(text.c_str(), nullptr) < 0 ? "must not be negative, got " + text : std::string();
@@ -89,6 +95,7 @@ Option* Command::add_option(const std::string& names, T& target, const std::stri
   CLI::Option* option = app_.add_option(names, target, help);
   using Whole = typename WholeNumber<T>::type;
   if constexpr (!std::is_void_v<Whole>) option->transform(CLI::Validator(read_whole<Whole>, ""));
+  if constexpr (std::is_same_v<T, double>) option->check(read_finite);
   options_.push_back(std::make_unique<Option>(option));
   return options_.back().get();
 }

@@ -71,10 +71,9 @@ void evaluate_tasks(Communicator& ranks, const std::string& model, const OpenOpt
     const auto percent = [](double value, double error) {
       return fmt::format("{:.1f}% +- {}", 100 * value, figure(100 * error, 1));
     };
-    fmt::print("{:<24}{:>10}{:>16}{:>16}{:>14.4f}{}\n", result->name, result->questions,
+    fmt::print("{:<24}{:>10}{:>16}{:>16}{:>14.4f}{}{}\n", result->name, result->questions,
                percent(result->accuracy, result->error), percent(result->accuracy_bytes, result->error_bytes),
-               result->answer_loss,
-               result->truncated > 0 ? fmt::format("  {} contexts truncated", result->truncated) : "");
+               result->answer_loss, result->cuts().empty() ? "" : "  ", result->cuts());
   }
   if (!leads || !json) return;
   nlohmann::ordered_json line = {

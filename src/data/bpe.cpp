@@ -97,6 +97,7 @@ class BpeTokenizer final : public Tokenizer {
       fail(ExitCode::data, "{}: token {} is outside the vocabulary of {}", path_, token, vocab_size());
     return std::ssize(surface_[static_cast<size_t>(token)]);
   }
+  bool is_unknown(int32_t token) const override { return token == unknown_; }
 
   int64_t lost_bytes(std::string_view text, const std::vector<int32_t>& tokens) const override {
     if (loses_nothing_) return 0;
@@ -176,6 +177,7 @@ class BpeTokenizer final : public Tokenizer {
       refuse_end(merge.merged, "which text is merged to");
       loses_nothing_ = loses_nothing_ && surface(merge.merged) == surface(merge.left) + surface(merge.right);
     }
+    unknown_ = file.unknown.id;
     merges_.emplace(byte_ids, file.merges, file.unknown);
     if (!file.ignore_merges) return;
     std::unordered_map<std::string, int32_t> whole;
@@ -273,7 +275,7 @@ class BpeTokenizer final : public Tokenizer {
   std::optional<BpeMerges> merges_;
   std::vector<std::string> surface_;        // the bytes that each token stands for; none for special tokens
   std::map<int32_t, std::string> written_;  // the names of added tokens, and of the one that ends documents
-  int32_t end_ = -1;
+  int32_t end_ = -1, unknown_ = -1;
   bool loses_nothing_ = false;
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Workplace>> free_;

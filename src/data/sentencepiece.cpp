@@ -117,6 +117,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     }
     return std::ssize(surface_[static_cast<size_t>(token)]);
   }
+  bool is_unknown(int32_t token) const override { return token == processor_.unk_id(); }
 
  private:
   void load() {

@@ -32,6 +32,8 @@ class Tokenizer {
   virtual std::string token_name(int32_t token) const = 0;
   /// Number of bytes of text that a token represents; 0 for special tokens (bits per byte: README.md).
   virtual int64_t token_bytes(int32_t token) const = 0;
+  /// Whether it stands for text that has no token of its own, whose bytes it does not tell.
+  virtual bool is_unknown([[maybe_unused]] int32_t token) const { return false; }
   /// Identifies the vocabulary; stored beside token files and in checkpoints.
   virtual std::string fingerprint() const = 0;
   /// For messages: "byte", or the path of the model file.

@@ -19,21 +19,53 @@ namespace {
 using nlohmann::json;
 using Json = nlohmann::ordered_json;
 
+int64_t characters(std::string_view text) {
+  return std::count_if(text.begin(), text.end(),
+                       [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; });
+}
+
+/// Bytes at the end of a text that begin a character and do not complete it.
+size_t unfinished(std::string_view text) {
+  for (size_t n = 1; n <= std::min<size_t>(text.size(), 3); ++n) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - n]);
+    if ((byte & 0xc0) == 0x80) continue;
+    const size_t length = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc0 ? 2 : 1;
+    return length > n ? n : 0;
+  }
+  return 0;
+}
+
+/// Counts the characters of a text that comes in parts which may divide a character.
+class CharacterCount {
+ public:
+  void add(const std::string& part) {
+    open_ += part;
+    const size_t whole = open_.size() - unfinished(open_);
+    closed_ += characters(valid_text(open_.substr(0, whole)));
+    open_.erase(0, whole);
+  }
+  /// With the character that has begun, if one has.
+  int64_t value() const { return closed_ + (open_.empty() ? 0 : 1); }
+
+ private:
+  int64_t closed_ = 0;
+  std::string open_;
+};
+
 /// What is reported of each token, in the form of the API.
 struct Report {
   std::vector<int32_t> before;  // the tokens so far, and those in front of them that are not reported
   Json tokens = Json::array(), values = Json::array(), alternatives = Json::array(), offsets = Json::array();
-  int64_t offset = 0;  // characters so far
+  CharacterCount so_far;
 
   void add(const Tokenizer& tokenizer, int32_t token, const TokenScore* score) {
-    const auto piece = [&](int32_t id) {
-      return id < tokenizer.vocab_size() ? valid_text(tokenizer.decode_behind(before, {id})) : std::string();
+    const auto bytes = [&](int32_t id) {
+      return id < tokenizer.vocab_size() ? tokenizer.decode_behind(before, {id}) : std::string();
     };
-    const std::string text = piece(token);
-    tokens.push_back(text);
-    offsets.push_back(offset);
-    offset += std::count_if(text.begin(), text.end(),
-                            [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; });
+    const auto piece = [&](int32_t id) { return valid_text(bytes(id)); };
+    tokens.push_back(piece(token));
+    offsets.push_back(so_far.value());
+    so_far.add(bytes(token));
     values.push_back(score ? Json(score->log_probability) : Json());
     // Tokens that are written alike, such as parts of characters, have one entry: that of the most probable.
     Json object = score ? Json::object() : Json();

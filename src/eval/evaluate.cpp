@@ -54,8 +54,11 @@ Evaluator::Evaluator(const std::vector<DataSource>& sets, const Config& config, 
   }
   // A model may have more ids than its tokenizer; the additional ids represent no text.
   token_bytes_.assign(static_cast<size_t>(std::max(config.model.vocab_size, tokenizer.vocab_size())), 0);
-  for (int64_t id = 0; id < tokenizer.vocab_size(); ++id)
-    token_bytes_[static_cast<size_t>(id)] = tokenizer.token_bytes(static_cast<int32_t>(id));
+  of_text_.assign(token_bytes_.size(), false);
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    const int64_t bytes = token_bytes_[static_cast<size_t>(id)] = tokenizer.token_bytes(id);
+    of_text_[static_cast<size_t>(id)] = bytes > 0 || tokenizer.is_unknown(id);
+  }
 }
 
 void Evaluator::also(std::vector<Task> tasks, const Config& config, const Tokenizer& tokenizer) {
@@ -106,7 +109,6 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
       for (int64_t t = 0; t < rows_of.tokens(); ++t) {
         if (targets[t] < 0) continue;
         const double loss = losses[static_cast<size_t>(t)];
-        const int64_t token_bytes = token_bytes_[static_cast<size_t>(targets[t])];
         nats += loss;
         ++r.tokens;
         PositionResult& octave = r.by_position[static_cast<size_t>(octave_of(t - first_key[t]))];
@@ -118,9 +120,10 @@ std::optional<EvalResult> Evaluator::run(Context& ctx, const Transformer& model,
           c.share_likely += loss < std::log(2.0);
           ++c.tokens;
         }
-        if (token_bytes == 0) continue;
+        const auto target = static_cast<size_t>(targets[t]);
+        if (!of_text_[target]) continue;
         nats_of_text += loss;
-        bytes += static_cast<double>(token_bytes);
+        bytes += static_cast<double>(token_bytes_[target]);
       }
     }
     // 0 / 0 = NaN is intended: nothing was measured.

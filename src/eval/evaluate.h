@@ -92,6 +92,7 @@ class Evaluator {
   std::vector<std::unique_ptr<Blend>> sets_;
   std::vector<TextLoss> text_loss_;   // per set
   std::vector<int64_t> token_bytes_;  // per token id
+  std::vector<bool> of_text_;         // per token id: whether it stands for text
   AnalysisConfig analysis_;
   QueryClasses classes_;
   RulerChoices ruler_;

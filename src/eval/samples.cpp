@@ -21,9 +21,11 @@ struct Growing {
 };
 
 /// One forward pass over the texts of a group, each in a sample of its own; returns the row of each one's
-/// last token.
+/// last token. Of a text that is longer than a sample, the begin token, where there is one, and the end are
+/// computed.
 std::vector<int64_t> forward(Context& ctx, const Transformer& model, ForwardBuffers& buffers,
-                             SampleRows& rows, const std::vector<Growing*>& group, int64_t seq_len) {
+                             SampleRows& rows, const std::vector<Growing*>& group, const DataConfig& data) {
+  const int64_t seq_len = data.seq_len;
   const int64_t size = rows.tokens();
   std::vector<int64_t> last;
   for (int64_t row = 0; row < size; ++row) {
@@ -32,7 +34,8 @@ std::vector<int64_t> forward(Context& ctx, const Transformer& model, ForwardBuff
     if (sample < std::ssize(group)) {
       const std::vector<int32_t>& tokens = group[static_cast<size_t>(sample)]->tokens;
       const int64_t count = std::min(std::ssize(tokens), seq_len), first = std::ssize(tokens) - count;
-      if (at < count) token = tokens[static_cast<size_t>(first + at)];
+      const bool begins = at == 0 && data.begin_token;
+      if (at < count) token = tokens[begins ? 0 : static_cast<size_t>(first + at)];
       if (at == count - 1) last.push_back(row);
     }
     rows.put(row, token, -1, at, sample * seq_len);
@@ -83,7 +86,7 @@ std::optional<std::vector<SampleText>> continue_prompts(Context& ctx, const Tran
     // Ranks of different processors may round to different tokens, and yet have to go together.
     for (int64_t n = 0; n < tokens && (!alone || open()); ++n) {
       if (stop()) return std::nullopt;
-      const std::vector<int64_t> last = forward(ctx, model, buffers, rows, group, data.seq_len);
+      const std::vector<int64_t> last = forward(ctx, model, buffers, rows, group, data);
       for (size_t i = 0; i < group.size(); ++i) {
         if (group[i]->ended) continue;
         ScratchScope scratch(ctx.scratch);

@@ -77,16 +77,20 @@ ScoredSequence scored_sequence(const Tokenizer& tokenizer, std::optional<int64_t
   size_t length = tokenizer.encode(before).size();
   // A tokenizer may join the end of the context with the continuation; something must be left to score.
   length = std::min(length, out.tokens.empty() ? 0 : out.tokens.size() - 1);
-  if (begin_token || length == 0) {
+  const bool begins = begin_token || length == 0;
+  if (begins) {
     const int64_t first = begin_token.value_or(tokenizer.end_of_document());
     out.tokens.insert(out.tokens.begin(), static_cast<int32_t>(first));
     ++length;
   }
   out.first_target = length;
   if (const int64_t over = std::ssize(out.tokens) - (most + 1); over > 0) {
-    out.truncated = true;
-    out.tokens.erase(out.tokens.begin(), out.tokens.begin() + over);
+    // What stands in front of every text stays: models trained with it know no sequence without it.
+    const auto first = out.tokens.begin() + (begins ? 1 : 0);
+    out.tokens.erase(first, first + over);
     out.first_target = static_cast<size_t>(std::max<int64_t>(static_cast<int64_t>(length) - over, 1));
+    out.unscored = std::max<int64_t>(over - static_cast<int64_t>(length) + 1, 0);
+    out.context_cut = length > (begins ? 1U : 0U);
   }
   return out;
 }

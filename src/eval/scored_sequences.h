@@ -15,12 +15,13 @@ namespace sluice {
 struct ScoredSequence {
   std::vector<int32_t> tokens;
   size_t first_target = 1;  // index in tokens of the continuation's first token
-  bool truncated = false;
+  bool context_cut = false;  // the beginning of the context is missing
+  int64_t unscored = 0;      // tokens at the continuation's beginning that are no targets
 };
 
 /// White space at the end of the context is encoded with the continuation, as lm-eval does. An empty context
 /// is the end-of-document token, or data.begin_token, which otherwise stands in front of it. Of a sequence
-/// longer than `most` + 1 tokens the end is kept.
+/// longer than `most` + 1 tokens this first token and the end are kept.
 ScoredSequence scored_sequence(const Tokenizer& tokenizer, std::optional<int64_t> begin_token,
                                const std::string& context, const std::string& continuation, int64_t most);
 

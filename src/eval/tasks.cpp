@@ -22,8 +22,15 @@ std::string solved(const Task& task, int64_t shots) {
   return text;
 }
 
-/// Without the white space in front, which belongs to the context.
-double bytes_of(const std::string& continuation) {
+/// Without the white space in front, which belongs to the context. Of a continuation that is longer than a
+/// sequence those that are scored.
+double bytes_of(const std::string& continuation, const Tokenizer& tokenizer, const ScoredSequence& sequence) {
+  if (sequence.unscored > 0) {
+    const auto first = sequence.tokens.begin() + static_cast<int64_t>(sequence.first_target);
+    const std::string scored =
+        tokenizer.decode_behind({sequence.tokens.begin(), first}, {first, sequence.tokens.end()});
+    return static_cast<double>(std::max<size_t>(scored.size(), 1));
+  }
   const size_t first = std::min(continuation.find_first_not_of(" \t\r\n"), continuation.size() - 1);
   return static_cast<double>(continuation.size() - first);
 }
@@ -50,7 +57,8 @@ std::optional<TaskResult> answer_task(Context& ctx, const Transformer& model, Fo
     for (const TaskChoice& choice : question->choices) {
       sequences.push_back(scored_sequence(tokenizer, data.begin_token, examples + choice.context,
                                           choice.continuation, data.seq_len));
-      result.truncated += sequences.back().truncated;
+      result.contexts_cut += sequences.back().context_cut;
+      result.choices_cut += sequences.back().unscored > 0;
     }
   const auto sums = log_likelihoods(ctx, model, buffers, sequences, stop);
   if (!sums) return std::nullopt;
@@ -59,14 +67,14 @@ std::optional<TaskResult> answer_task(Context& ctx, const Transformer& model, Fo
   for (auto question = begin_question; question != end_question; ++question) {
     std::vector<double> all, per_byte;
     for (const TaskChoice& choice : question->choices) {
-      all.push_back((*sums)[at++]);
+      all.push_back((*sums)[at]);
       if (std::isnan(all.back()))
         fail(ExitCode::numeric,
              "task {}, question {}: the log-likelihood of choice {} is not a number: the model's logits are "
              "not "
              "finite",
              task.name, question - task.questions.begin() + 1, all.size());
-      per_byte.push_back(all.back() / bytes_of(choice.continuation));
+      per_byte.push_back(all.back() / bytes_of(choice.continuation, tokenizer, sequences[at++]));
     }
     const auto best = [](const std::vector<double>& v) {
       return static_cast<size_t>(std::max_element(v.begin(), v.end()) - v.begin());
@@ -87,10 +95,19 @@ std::optional<TaskResult> answer_task(Context& ctx, const Transformer& model, Fo
 }
 
 std::string describe(const TaskResult& r) {
-  return fmt::format("  task {}  accuracy {:.1f}% +- {:.1f}  by bytes {:.1f}% +- {:.1f}  ({} questions{}{})",
-                     r.name, 100 * r.accuracy, 100 * r.error, 100 * r.accuracy_bytes, 100 * r.error_bytes,
-                     r.questions, r.shots > 0 ? fmt::format(", {} shots", r.shots) : "",
-                     r.truncated > 0 ? fmt::format(", {} contexts truncated", r.truncated) : "");
+  return fmt::format(
+      "  task {}  accuracy {:.1f}% +- {:.1f}  by bytes {:.1f}% +- {:.1f}  ({} questions{}{}{})", r.name,
+      100 * r.accuracy, 100 * r.error, 100 * r.accuracy_bytes, 100 * r.error_bytes, r.questions,
+      r.shots > 0 ? fmt::format(", {} shots", r.shots) : "", r.cuts().empty() ? "" : ", ", r.cuts());
+}
+
+std::string TaskResult::cuts() const {
+  std::string text;
+  if (contexts_cut > 0) text = fmt::format("{} contexts truncated", contexts_cut);
+  if (choices_cut > 0)
+    text += fmt::format("{}{} choices longer than a sample, of which the end is scored",
+                        text.empty() ? "" : ", ", choices_cut);
+  return text;
 }
 
 }  // namespace sluice

@@ -47,8 +47,12 @@ struct TaskResult {
   double error = 0,
          error_bytes = 0;  // standard errors of these two, sqrt(p (1 - p) / (n - 1)); NaN for n = 1
   double answer_loss = 0;  // mean nats per byte of the right continuation
-  int64_t truncated = 0;   // contexts cut at their beginning to fit into the model's sequence
+  int64_t contexts_cut = 0;  // at their beginning, to fit into the model's sequence
+  int64_t choices_cut = 0;   // longer than the model's sequence: their end alone is scored
   std::vector<std::vector<double>> log_likelihoods;  // of each question's continuations, nats
+
+  /// What was cut, in words; empty where nothing was.
+  std::string cuts() const;
 };
 
 /// Answers a task. seq_len: most inputs of a sequence, at most the buffers' tokens. Error(numeric) where a

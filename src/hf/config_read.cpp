@@ -453,7 +453,7 @@ class Reading {
     const std::string_view name = type.name;
     const bool qwen = name == "qwen3" || name == "qwen3_moe", mistral = name == "mistral";
     const bool absent = !top_.object().contains("sliding_window");
-    const int64_t usual = mistral ? kMistralWindow : gpt_ ? kGptOssWindow : 0;
+    const int64_t usual = mistral || qwen ? kWindow : gpt_ ? kGptOssWindow : 0;
     int64_t window = top_.integer("sliding_window", absent ? usual : 0, 0);
     if (!top_.boolean("use_sliding_window", !qwen)) window = 0;
     if (name == "qwen3" || gpt_) {

@@ -85,7 +85,8 @@ Exported export_model(const CheckpointInfo& checkpoint, const std::string& folde
   }
   files["config.json"] = exported_config(config, end, out.format, options.dtype).dump(2) + "\n";
   files["generation_config.json"] = generation_config(config, end).dump(2) + "\n";
-  files["README.md"] = model_card(checkpoint, config, out.format);
+  files["README.md"] =
+      model_card(checkpoint, config, out.format, tokenizer && puts_begin_token(*tokenizer, config));
   if (out.format == HfFormat::sluice)
     for (const PythonFile& file : kPythonFiles) files[file.name] = file.text;
 

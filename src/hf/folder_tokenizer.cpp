@@ -5,6 +5,7 @@
 #include "core/io.h"
 #include "core/strict_json.h"
 #include "data/bpe.h"
+#include "hf/tokenizer_files.h"
 
 namespace sluice {
 namespace {
@@ -54,7 +55,8 @@ std::optional<TokenizerConfig> folder_tokenizer(const std::string& folder, const
   if (const std::string path = folder + "/" + kTokenizerFile; io::exists(path))
     return TokenizerConfig{TokenizerType::sentencepiece, path, ""};
   if (is_of_bytes(folder)) return TokenizerConfig{};
-  const std::string path = folder + "/tokenizer.json";
+  const std::string original = folder + "/" + kOriginalTokenizerFile;
+  const std::string path = io::exists(original) ? original : folder + "/tokenizer.json";
   if (!io::exists(path)) return std::nullopt;
   TokenizerConfig tokenizer{TokenizerType::bpe, path, ""};
   if (model.end_token) try {

@@ -12,7 +12,8 @@ namespace sluice {
 /// Whether the folder's tokenizer_config.json says that its tokens are bytes; only exports of Sluice do.
 bool is_of_bytes(const std::string& folder);
 
-/// Empty where the folder has no tokenizer that Sluice reads (tokenizer.model, tokenizer.json). Documents end
+/// Empty where the folder has no tokenizer that Sluice reads (tokenizer.model, original_tokenizer.json of an
+/// export, tokenizer.json). Documents end
 /// with the model's eos_token_id, if that is a token of its own in tokenizer.json. Error(data) for damaged
 /// files.
 std::optional<TokenizerConfig> folder_tokenizer(const std::string& folder, const HfModel& model);

@@ -65,7 +65,8 @@ std::string attention_text(const AttentionConfig& a) {
 
 }  // namespace
 
-std::string model_card(const CheckpointInfo& checkpoint, const Config& config, HfFormat format) {
+std::string model_card(const CheckpointInfo& checkpoint, const Config& config, HfFormat format,
+                       bool tokenizer_begins) {
   const ModelConfig& m = config.model;
   const bool own = format == HfFormat::sluice, repository = format == HfFormat::gated_attention;
   std::string text = fmt::format(
@@ -88,8 +89,8 @@ std::string model_card(const CheckpointInfo& checkpoint, const Config& config, H
         "tokenizer = AutoTokenizer.from_pretrained(\".\")\n```\n",
         own ? ", trust_remote_code=True" : "");
   if (config.data.begin_token)
-    text += fmt::format("\nEvery document began with token {} in training: put it before the text.\n",
-                        *config.data.begin_token);
+    text += fmt::format("\nEvery document began with token {} in training: {}.\n", *config.data.begin_token,
+                        tokenizer_begins ? "the tokenizer puts it before a text" : "put it before the text");
   return text;
 }
 

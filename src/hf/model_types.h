@@ -29,7 +29,7 @@ constexpr ModelType kTypes[] = {
     {"gpt_oss", "GptOssForCausalLM", 201088, 2880, 2880, 36, 64, 8, 64, false, true, true},
     {kOwnType, "SluiceForCausalLM", 0, 256, 768, 4, 4, 2, 64, true, true, true},
 };
-constexpr int64_t kMistralWindow = 4096, kGptOssWindow = 128;
+constexpr int64_t kWindow = 4096, kGptOssWindow = 128;
 constexpr double kGptOssTheta = 150000;
 constexpr double kGptOssSlope = 1.702;  // of the gate within the sigmoid (ops/activation.h)
 constexpr RopeScalingConfig kGptOssScaling = {RopeScalingType::yarn, 32, 4096, 32, 1, false};

@@ -50,7 +50,8 @@ nlohmann::ordered_json to_json(const TaskResult& r) {
                                 {"accuracy_bytes", r.accuracy_bytes},
                                 {"error_bytes", r.error_bytes},
                                 {"answer_nats_per_byte", r.answer_loss}};
-  if (r.truncated > 0) out["truncated"] = r.truncated;
+  if (r.contexts_cut > 0) out["truncated"] = r.contexts_cut;
+  if (r.choices_cut > 0) out["choices_cut"] = r.choices_cut;
   return out;
 }
 

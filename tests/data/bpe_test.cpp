@@ -201,7 +201,11 @@ TEST_CASE("bytes without a token become the unknown token, or nothing", "[bpe]")
       f["model"]["unk_token"] = "<|im_start|>";
       f["model"]["fuse_unk"] = fuse;
     });
-    CHECK(make_bpe_tokenizer(folder / "b.json")->encode("axxb").size() == (fuse ? 3 : 4));
+    const auto unknown = make_bpe_tokenizer(folder / "b.json");
+    const std::vector<int32_t> tokens = unknown->encode("axxb");
+    CHECK(tokens.size() == (fuse ? 3 : 4));
+    CHECK(unknown->is_unknown(tokens[1]));
+    CHECK_FALSE(unknown->is_unknown(tokens[0]));
   }
 }
 

@@ -47,6 +47,8 @@ TEST_CASE("a SentencePiece model encodes, decodes and counts bytes", "[tokenizer
   CHECK(tokenizer->vocab_size() == 400);
   CHECK(tokenizer->end_of_document() == 2);  // </s>
   CHECK(tokenizer->token_bytes(0) == 0);     // <unk>
+  CHECK(tokenizer->is_unknown(0));
+  CHECK_FALSE(tokenizer->is_unknown(2));
   CHECK(tokenizer->token_bytes(2) == 0);
   const std::string text = "the word was gated, and attention drains \xe6\xbc\xa2 and \xf0\x9f\x98\x80 too";
   const auto tokens = tokenizer->encode(text);

@@ -48,6 +48,17 @@ TEST_CASE("completions give the log-probabilities of prompts and what is generat
   }
   CHECK(sum == Approx(expected).margin(1e-4));
 
+  // A character of several tokens counts once; a byte that is none of any character is shown as one.
+  const json parts = completions.complete({{"prompt", {{97, 0xe2, 0x82, 0xac, 98, 0xff, 0xc3, 99, 0xc3}}},
+                                           {"max_tokens", 0},
+                                           {"logprobs", 1},
+                                           {"echo", true}})["choices"][0];
+  CHECK(parts["text"] ==
+        "a\xe2\x82\xac"
+        "b\xef\xbf\xbd\xef\xbf\xbd"
+        "c\xef\xbf\xbd");
+  CHECK(parts["logprobs"]["text_offset"] == json({0, 1, 2, 2, 2, 3, 4, 5, 6}));
+
   // Greedy text is that of generate; its log-probabilities are the largest.
   std::vector<int32_t> tokens;
   Generator(trained).run({97, 98}, 8, {.temperature = 0}, [&](int32_t token) {

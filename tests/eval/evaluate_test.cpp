@@ -18,7 +18,8 @@
 namespace sluice {
 namespace {
 
-/// Token t < vocab - 1 represents t % 3 + 1 bytes; the last one ends documents.
+/// Token t represents t % 3 + 1 bytes, but for 7, which stands for unknown text, and for two special ones, of
+/// which 31 ends documents.
 class CountingTokenizer : public Tokenizer {
  public:
   int64_t vocab_size() const override { return 32; }
@@ -26,7 +27,8 @@ class CountingTokenizer : public Tokenizer {
   std::string decode(const std::vector<int32_t>&) const override { return ""; }
   int32_t end_of_document() const override { return 31; }
   std::string token_name(int32_t) const override { return ""; }
-  int64_t token_bytes(int32_t token) const override { return token == 31 ? 0 : token % 3 + 1; }
+  int64_t token_bytes(int32_t token) const override { return token == 7 || token >= 30 ? 0 : token % 3 + 1; }
+  bool is_unknown(int32_t token) const override { return token == 7; }
   std::string fingerprint() const override { return "counting"; }
   std::string name() const override { return "counting"; }
   const std::string& model() const override { return model_; }
@@ -72,7 +74,7 @@ TEST_CASE("a uniform model has a loss of ln V, a perplexity of V and the corresp
   double text_tokens = 0, bytes = 0;
   for (int64_t i = 1; i < file.num_tokens(); ++i) {
     const int64_t n = CountingTokenizer().token_bytes(file.token(i));
-    text_tokens += n > 0;
+    text_tokens += n > 0 || file.token(i) == 7;
     bytes += static_cast<double>(n);
   }
   CHECK(set.bits_per_byte == Approx(5 * text_tokens / bytes).epsilon(1e-6));

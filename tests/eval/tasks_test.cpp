@@ -97,11 +97,28 @@ TEST_CASE("sequences: begin tokens, empty contexts, truncation", "[tasks]") {
   CHECK(begin.tokens == std::vector<int32_t>{7, 'a', 'c'});
   CHECK(begin.first_target == 2);
   const ScoredSequence cut = scored_sequence(*bytes, {}, "abcdef", "gh", 4);
-  CHECK(cut.truncated);
+  CHECK(cut.context_cut);
+  CHECK(cut.unscored == 0);
   CHECK(cut.tokens == std::vector<int32_t>{'d', 'e', 'f', 'g', 'h'});
   CHECK(cut.first_target == 3);
   // A continuation that does not fit leaves one input in front of what is scored.
-  CHECK(scored_sequence(*bytes, {}, "a", "bcdefgh", 4).first_target == 1);
+  const ScoredSequence longer = scored_sequence(*bytes, {}, "a", "bcdefgh", 4);
+  CHECK(longer.tokens == std::vector<int32_t>{'d', 'e', 'f', 'g', 'h'});
+  CHECK(longer.first_target == 1);
+  CHECK(longer.unscored == 3);
+  // What stands in front of every text stays there.
+  const ScoredSequence behind = scored_sequence(*bytes, 7, "abcdef", "gh", 4);
+  CHECK(behind.tokens == std::vector<int32_t>{7, 'e', 'f', 'g', 'h'});
+  CHECK(behind.first_target == 3);
+  CHECK(behind.context_cut);
+  CHECK(behind.unscored == 0);
+  for (const std::optional<int64_t> first : {std::optional<int64_t>(7), std::optional<int64_t>()}) {
+    const ScoredSequence alone = scored_sequence(*bytes, first, "", "abcdef", 4);
+    CHECK(alone.tokens == std::vector<int32_t>{first ? 7 : 256, 'c', 'd', 'e', 'f'});
+    CHECK(alone.first_target == 1);
+    CHECK_FALSE(alone.context_cut);
+    CHECK(alone.unscored == 2);
+  }
 }
 
 TEST_CASE("tasks are answered with shots, whole and by bytes", "[tasks]") {
@@ -219,6 +236,45 @@ TEST_CASE("damaged task files are refused with file and line", "[tasks]") {
   CHECK_THAT(refusal(path, "{\"context\": \"a\", \"choices\": [\"b\", \"\"], \"answer\": 0}"),
              Catch::Contains("a continuation is empty"));
   CHECK_THAT(refusal(path, "\n"), Catch::Contains("contains no question"));
+}
+
+TEST_CASE("of a choice that is longer than a sample the end is scored, per byte of that end", "[tasks]") {
+  test::TinyTraining t;
+  const TrainedModel trained(find_checkpoint(test::trained_checkpoint(t, 3)), 64);
+  ForwardMemory memory(trained, 64);
+  const std::string file = t.folder / "long.jsonl", text(40, 'x');
+  std::ofstream(file) << "{\"context\": \"abc\", \"choices\": [\"" << text << "\", \"b\"], \"answer\": 0}\n";
+  const TaskResult result = *answer_task(memory.ctx(), trained.model(), memory.buffers(), trained.tokenizer(),
+                                         t.config.data, read_task(file), {}, kNever);
+  const int64_t scored = t.config.data.seq_len;
+  REQUIRE(scored < std::ssize(text));
+  CHECK(result.choices_cut == 1);
+  CHECK(result.contexts_cut == 1);
+  CHECK(result.answer_loss == Approx(-result.log_likelihoods[0][0] / static_cast<double>(scored)));
+  CHECK_THAT(describe(result),
+             Catch::Matchers::Contains("1 contexts truncated, 1 choices longer than a sample"));
+}
+
+TEST_CASE("a prompt that is longer than a sample keeps its begin token", "[tasks]") {
+  test::TinyTraining t;
+  t.config.data.begin_token = 256;
+  const TrainedModel trained(find_checkpoint(test::trained_checkpoint(t, 6)), 64);
+  ForwardMemory memory(trained, 64);
+  std::vector<std::string> prompts;
+  for (int i = 0; i < 12; ++i)
+    prompts.push_back(std::string(static_cast<size_t>(40 + i), static_cast<char>('a' + i)) + "the");
+  const auto samples = *continue_prompts(memory.ctx(), trained.model(), memory.buffers(), trained.tokenizer(),
+                                         t.config.data, 257, prompts, 1, kNever);
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const std::string end =
+        prompts[i].substr(prompts[i].size() - static_cast<size_t>(t.config.data.seq_len - 1));
+    std::string expected;
+    Generator(trained).run(trained.tokenizer().encode(end), 1, {.temperature = 0}, [&](int32_t token) {
+      if (token != 256) expected = trained.tokenizer().decode({token});
+      return false;
+    });
+    CHECK(samples[i].text == expected);
+  }
 }
 
 TEST_CASE("samples of a training are those of generation", "[tasks]") {

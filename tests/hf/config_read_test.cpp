@@ -162,6 +162,10 @@ TEST_CASE("sliding windows of other programs are those of Sluice where it has su
   nlohmann::json moe = qwen;
   moe["model_type"] = "qwen3_moe";
   CHECK(windows(moe) == Windows{64, 0});
+  // Without sliding_window transformers takes 4096.
+  for (const char* type : {"qwen3", "qwen3_moe"})
+    CHECK(windows({{"model_type", type}, {"use_sliding_window", true}, {"max_window_layers", 0}}) ==
+          Windows{4096, 0});
   CHECK(windows(with(qwen, {{"max_window_layers", 0}})) == Windows{64, 0});
   const char *s = "sliding_attention", *full = "full_attention";
   CHECK(windows(with(qwen, {{"layer_types", {s, s}}})) == Windows{64, 0});

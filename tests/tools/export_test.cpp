@@ -1,5 +1,6 @@
 // What a run and its exports have in common beside the weights: the phase of sparse attention, the token in
 // front of a text, the token that ends documents.
+#include "data/small_model.h"
 #include "tools/tiny_run.h"
 
 using Catch::Matchers::Contains;
@@ -30,6 +31,15 @@ struct Exported : TinyRun {
     return o.out;
   }
 };
+
+/// The ids that a tokenizer.json puts in front of a text; null: none, and nothing behind it either.
+nlohmann::json front_of(const nlohmann::json& tokenizer) {
+  nlohmann::json processor = tokenizer.at("post_processor");
+  if (processor.is_object() && processor.at("type") == "Sequence") processor = processor["processors"].back();
+  if (!processor.is_object() || processor.at("type") != "TemplateProcessing") return nullptr;
+  CHECK(processor["single"].size() == 2);
+  return processor["special_tokens"][processor["single"][0]["SpecialToken"]["id"].get<std::string>()]["ids"];
+}
 
 }  // namespace
 
@@ -78,10 +88,83 @@ TEST_CASE("the token in front of a text goes along with an export in every forma
     const nlohmann::json settings = t.json_of(t.out + "/tokenizer_config.json");
     CHECK(settings.at("add_bos_token") == true);
     CHECK(settings.at("bos_token") == "<|endoftext|>");
+    CHECK(front_of(t.json_of(t.out + "/tokenizer.json")) == nlohmann::json{256});
+    CHECK_THAT(io::read_file(t.out + "/README.md"), Contains("the tokenizer puts it before a text"));
     const Outcome imported = t.sluice({"import", t.out});
     CHECK_THAT(imported.out, Contains("begin_token: 256"));
     CHECK_THAT(imported.err, Contains("begins       each text with token 256"));
   }
+}
+
+TEST_CASE("the tokenizer of an export puts in front of a text what training had there", "[export]") {
+  const Exported t;
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += fmt::format("gate {} opens\n", i % 7);
+  write_bytes(t.folder / "text.txt", text);
+  const std::string file = t.folder / "t.json";
+  REQUIRE(t.sluice({"tokenizer", "train", t.folder / "text.txt", "-o", file, "--vocab-size", "270"}).code ==
+          0);
+  // As published tokenizers have it: one token in front, one behind, and a part that adds none.
+  nlohmann::ordered_json j = nlohmann::ordered_json::parse(io::read_file(file));
+  const int64_t id = j["added_tokens"][0]["id"];
+  const auto token = [](const char* name) {
+    return nlohmann::ordered_json{{"SpecialToken", {{"id", name}, {"type_id", 0}}}};
+  };
+  j["post_processor"] = {
+      {"type", "Sequence"},
+      {"processors",
+       {{{"type", "ByteLevel"}, {"trim_offsets", false}},
+        {{"type", "TemplateProcessing"},
+         {"single", {token("g"), {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}, token("<|endoftext|>")}},
+         {"special_tokens",
+          {{"g", {{"id", "g"}, {"ids", {1}}, {"tokens", {"g"}}}},
+           {"<|endoftext|>", {{"id", "<|endoftext|>"}, {"ids", {id}}, {"tokens", {"<|endoftext|>"}}}}}}}}}};
+  write_bytes(file, j.dump());
+  for (const char* prefix : {"train", "held_out"})
+    REQUIRE(
+        t.sluice({"tokenize", t.folder / "text.txt", "-o", t.folder / prefix, "--tokenizer", file, "--force"})
+            .code == 0);
+  const std::vector<std::string> keys = {"data.tokenizer={type: bpe, path: " + file + "}",
+                                         "data.allow_overlap=true", "model.attention.gates=[]",
+                                         "train.max_steps=1", "model.vocab_size=0"};
+  for (const bool begins : {false, true}) {
+    INFO(begins);
+    std::filesystem::remove_all(t.run);
+    std::filesystem::remove_all(t.out);
+    std::vector<std::string> all = keys;
+    if (begins) all.push_back(fmt::format("data.begin_token={}", id));
+    const Outcome trained = t.train(all);
+    INFO(trained.err);
+    REQUIRE(trained.code == 0);
+    t.write_export("qwen3");
+    const nlohmann::json written = t.json_of(t.out + "/tokenizer.json");
+    CHECK(front_of(written) == (begins ? nlohmann::json{id} : nlohmann::json()));
+    CHECK(written.dump().find("ByteLevel") != std::string::npos);
+    CHECK(t.json_of(t.out + "/tokenizer_config.json").at("add_bos_token") == begins);
+    // Evaluations know the tokenizer of the token files again.
+    CHECK(io::read_file(t.out + "/original_tokenizer.json") == io::read_file(file));
+    CHECK(t.loss(t.out) == Approx(t.loss(t.run)).epsilon(1e-6));
+  }
+}
+
+TEST_CASE("transformers is told to take a SentencePiece model as it is", "[export]") {
+  const Exported t;
+  const std::string file = train_model(t.folder, "words");
+  for (const char* prefix : {"train", "held_out"})
+    REQUIRE(t.sluice({"tokenize", t.folder / "corpus.txt", "-o", t.folder / prefix, "--tokenizer", file,
+                      "--force"})
+                .code == 0);
+  const Outcome trained =
+      t.train({"data.tokenizer={type: sentencepiece, path: " + file + "}", "data.allow_overlap=true",
+               "model.attention.gates=[]", "train.max_steps=1", "model.vocab_size=0"});
+  INFO(trained.err);
+  REQUIRE(trained.code == 0);
+  t.write_export("qwen3");
+  const nlohmann::json settings = t.json_of(t.out + "/tokenizer_config.json");
+  CHECK(settings.at("tokenizer_class") == "PreTrainedTokenizerFast");  // or it would be Qwen's
+  CHECK(settings.at("add_bos_token") == false);
+  CHECK(settings.at("eos_token") == "</s>");
+  CHECK(t.loss(t.out) == Approx(t.loss(t.run)).epsilon(1e-6));
 }
 
 TEST_CASE("a folder of another format has the begin token of its run, or none", "[export]") {
