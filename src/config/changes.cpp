@@ -29,6 +29,7 @@ constexpr struct {
     {"train.divergence_factor", ChangeClass::operational},
     {"train.init_ignore", ChangeClass::operational},
     {"train.init_missing", ChangeClass::operational},  // a resumed run has all parameters
+    {"train.init_from", ChangeClass::trajectory},  // its files may have moved: a resume reads none of them
     {"train.check_limits", ChangeClass::operational},
     {"model.attention.kernel", ChangeClass::operational},
     {"train.deterministic", ChangeClass::operational},
@@ -59,6 +60,8 @@ ChangeClass class_of(std::string_view key) {
   if (key.substr(0, 5) == "data." && key.size() > kPath.size() &&
       key.substr(key.size() - kPath.size()) == kPath)
     return ChangeClass::operational;
+  if (key.starts_with("data.train[") && key.ends_with("].name"))
+    return ChangeClass::operational;  // for messages
   for (const auto& c : kClasses)
     if (key.substr(0, c.prefix.size()) == c.prefix) return c.kind;
   return ChangeClass::identity;

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <ctime>
 
+#include "checkpoint/manifest.h"
 #include "core/host.h"
 #include "core/io.h"
 #include "run/failure_status.h"
@@ -20,10 +21,10 @@ namespace sluice {
 namespace {
 
 /// Files that a run writes at the top level of its folder.
-constexpr const char* kFiles[] = {"lock",     "config.yaml", "config.input.yaml", "cmdline.txt",
-                                  "run.json", "status.json", "metrics.jsonl",     "eval.jsonl",
-                                  "bits.log", "console.log", "heartbeat",         "tb",
-                                  "ckpt"};
+constexpr const char* kFiles[] = {"lock",     "config.yaml",  "config.input.yaml", "cmdline.txt",
+                                  "run.json", "status.json",  "metrics.jsonl",     "eval.jsonl",
+                                  "bits.log", "console.log",  "heartbeat",         "tb",
+                                  "ckpt",     kTokenizerFile, kBpeTokenizerFile};
 
 /// The topmost missing folder of a path; empty if all exist.
 std::string uppermost_missing(std::string path) {

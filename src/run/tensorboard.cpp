@@ -81,7 +81,7 @@ EventWriter::EventWriter(const std::string& folder, int64_t first_step) {
     std::string log;
     put_key(log, 1, kVarint);  // SessionLog.status = START
     put_varint(log, 1);
-    std::string start = event_at(first_step);
+    std::string start = event_at(first_step + 1);
     put_bytes(start, 7, log);
     record(start);
   }

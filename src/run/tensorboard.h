@@ -17,8 +17,9 @@ uint32_t masked_crc32c(std::string_view data);
 
 class EventWriter {
  public:
-  /// A new file in `folder` (created if missing). When `first_step` > 0 this run continues another: a
-  /// SessionLog START makes TensorBoard drop what an earlier file holds from first_step on.
+  /// A new file in `folder` (created if missing). When `first_step` > 0 this run continues another of which
+  /// that many steps are kept: a SessionLog START makes TensorBoard drop what an earlier file holds of later
+  /// steps. What is known after n steps is written at step n.
   EventWriter(const std::string& folder, int64_t first_step);
   void add(int64_t step, const std::vector<std::pair<std::string, double>>& scalars);
   const std::string& path() const { return path_; }

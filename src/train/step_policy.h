@@ -59,11 +59,12 @@ class StepPolicy {
     bool budget_exhausted = false;  // the action is stop because too many steps were skipped
   };
 
-  /// uniform: uniform_loss() of the model.
+  /// uniform: uniform_loss() of the model, below which the first losses of random weights do not lie. Those
+  /// of trained weights (train.init_from) do, and a spike is judged by them alone.
   StepPolicy(const TrainConfig& config, double uniform)
       : on_nonfinite_(config.on_nonfinite),
         on_spike_(config.on_spike),
-        losses_(kStartLoss, uniform),
+        losses_(kStartLoss, config.init_from.empty() ? uniform : 0),
         grad_norms_(kStartNorm) {}
 
   /// What to do with one step; counts it, and adds values that are no spikes to the detectors. More than 10

@@ -150,7 +150,7 @@ void Trainer::skip_empty_step(StepMetrics& m) {
   m.skipped = true;
   problem_ = fmt::format(
       "step {}: none of its tokens is predicted (all are the first of their document, data.document_mask)",
-      step_);
+      step_ + 1);
 }
 
 /// What follows from the step's loss and gradient norm. The device has applied the update or not by the same
@@ -160,15 +160,16 @@ void Trainer::decide_step(StepMetrics& m) {
   const StepPolicy::Decision decision = policy_.decide(step_, m.loss, m.grad_norm);
   m.spike = decision.spike;
   SLUICE_CHECK(m.skipped == (decision.action != StepPolicy::Action::apply),
-               "step {}: the device and the policy disagree on loss {}, norm {}", step_, m.loss, m.grad_norm);
+               "step {}: the device and the policy disagree on loss {}, norm {}", step_ + 1, m.loss,
+               m.grad_norm);
   if (!m.skipped) {
     optimizer_.count_applied();
     losses_.applied(ctx_);
     return;
   }
-  problem_ = decision.finite ? fmt::format("step {}: loss {:.4g}, gradient norm {:.4g}: a spike", step_,
+  problem_ = decision.finite ? fmt::format("step {}: loss {:.4g}, gradient norm {:.4g}: a spike", step_ + 1,
                                            m.loss, m.grad_norm)
-                             : fmt::format("step {}: {} is not finite; first in {}", step_,
+                             : fmt::format("step {}: {} is not finite; first in {}", step_ + 1,
                                            std::isfinite(m.loss) ? "gradient norm" : "loss",
                                            first_nonfinite(std::isfinite(m.loss)));
   if (decision.action != StepPolicy::Action::stop) return;

@@ -87,11 +87,14 @@ ChangeClass expected_class(const std::string& key) {
           "data.tokenizer.path",
           "data.train[0].path",
           "data.train[1].path",
+          "data.train[0].name",
+          "data.train[1].name",
           "model.match_"}))
     return ChangeClass::operational;
   if (in({"optimizer.type"})) return ChangeClass::identity;
-  if (in({"optimizer.", "train.max_", "train.on_", "model.moe.load_balance", "model.moe.router_z",
-          "model.logit_z", "model.attention.head_balance", "model.attention.sparse.loss.coefficient"}))
+  if (in({"optimizer.", "train.max_", "train.on_", "train.init_from", "model.moe.load_balance",
+          "model.moe.router_z", "model.logit_z", "model.attention.head_balance",
+          "model.attention.sparse.loss.coefficient"}))
     return ChangeClass::trajectory;
   return ChangeClass::identity;
 }

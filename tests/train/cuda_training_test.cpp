@@ -357,7 +357,7 @@ TEST_CASE("a non-finite step is skipped on a GPU, and its origin is reported", "
   CHECK(std::isnan(m.loss));
   CHECK(all_bits(trainer) == before);
   CHECK(trainer.problem() ==
-        "step 2: loss is not finite; first in the weight " + trainer.store().specs()[1].name);
+        "step 3: loss is not finite; first in the weight " + trainer.store().specs()[1].name);
 }
 
 TEST_CASE("a profile of a step on a GPU has the device's times of its ops", "[cuda_training]") {

@@ -85,6 +85,19 @@ TEST_CASE("a spike of the gradient norm counts like one of the loss", "[spike]")
   CHECK(policy.skipped() == 1);
 }
 
+TEST_CASE("the first losses of trained weights are judged by themselves", "[spike]") {
+  // Far below what random weights begin with, ln(vocabulary).
+  const auto second_is_spike = [](const char* init_from) {
+    TrainConfig config = policies(BadStepPolicy::skip, BadStepPolicy::skip);
+    config.init_from = init_from;
+    StepPolicy policy(config, kChance);
+    CHECK_FALSE(policy.decide(0, kChance / 5, 1).spike);
+    return policy.decide(1, kChance / 5 * 1.6, 1).spike;
+  };
+  CHECK(second_is_spike("runs/before"));
+  CHECK_FALSE(second_is_spike(""));
+}
+
 TEST_CASE("a non-finite step is skipped or stops the run, and is never applied", "[spike]") {
   CHECK(StepPolicy(policies(BadStepPolicy::skip, BadStepPolicy::count), kChance).decide(0, kNan, 1).action ==
         Action::skip);
