@@ -14,7 +14,8 @@ constexpr int kThreads = 256, kPasses = 4;
 __global__ void judge_update_kernel(UpdateControl* control, double beta1, double beta2) {
   UpdateControl& c = *control;
   const double loss = c.loss * c.gradient_scale, norm = sqrt(c.squares);
-  const bool finite = loss - loss == 0 && norm - norm == 0;
+  // Not loss - loss == 0: contracted with the product, that is its rounding error.
+  const bool finite = isfinite(loss) && isfinite(norm);
   c.loss = loss;
   c.grad_norm = norm;
   c.apply = finite && loss <= c.loss_limit && norm <= c.grad_norm_limit ? 1 : 0;

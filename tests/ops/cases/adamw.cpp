@@ -104,11 +104,13 @@ std::vector<Segment> random_segments(Random& random, int64_t count) {
 
 OpFamily adamw_cases() {
   const UpdateControl plain = plain_control();
-  UpdateControl unclipped = plain, first = plain, large_loss = plain, large_norm = plain, no_number = plain;
+  UpdateControl unclipped = plain, first = plain, large_loss = plain, large_norm = plain, no_number = plain,
+                inexact = plain;
   unclipped.max_grad_norm = 0;
   first.step = 1, first.squares = 0.25;
   large_loss.loss = 8 * 50.5;
   large_norm.squares = 90.5 * 90.5;
+  inexact.loss = 10.1, inexact.gradient_scale = 1.0 / 3;                        // a product that is rounded
   no_number.max_grad_norm = 0, no_number.squares = 4, no_number.loss = 8 * 50;  // at the limit: applied
 
   OpFamily family{"adamw", {}, {}};
@@ -119,6 +121,8 @@ OpFamily adamw_cases() {
            judge_case("refuses a loss", large_loss),
            judge_case("refuses a norm", large_norm),
            judge_case("at the limit", no_number),
+           judge_case("of a loss whose product with the scale is rounded", inexact),
+           update_case("after such a loss", 100, {{0, 100, 1, 0.1}}, inexact),
            not_finite_case(NAN),
            not_finite_case(INFINITY)};
   for (const int64_t n : {1, 3, 64, 1000, 4096, 2 * 4096 + 7}) {
