@@ -184,8 +184,8 @@ DEVICE_INLINE void softmax(float (&s)[kKeys / 2], Rows& r, float (&rescale)[2], 
     for (int b = 0; b < kKeys / 8; ++b) m = fmaxf(m, fmaxf(s[b * 4 + 2 * i], s[b * 4 + 2 * i + 1]));
     m = fmaxf(m, __shfl_xor_sync(kFullWarp, m, 1));
     m = fmaxf(m, __shfl_xor_sync(kFullWarp, m, 2));
-    const float base = m == -INFINITY ? 0.0f : m * scale_log2;
-    rescale[i] = ex2(r.max[i] * scale_log2 - base);
+    const float base = softmax_base(m, scale_log2);
+    rescale[i] = softmax_rescale(r.max[i], scale_log2, base);
     r.max[i] = m;
     float sum = 0;
 #pragma unroll
@@ -336,7 +336,7 @@ DEVICE_INLINE void consume(const ForwardParams& p, unsigned char* smem,
         z0 = fmaxf(z0, __shfl_xor_sync(kFullWarp, z0, lanes));
       }
       sum = fmaxf(sum, 1.0f);
-      const float lse = (rows.max[i] * p.scale_log2 + fmaxf(lg2(sum), 0.0f)) * kLn2;
+      const float lse = softmax_lse(rows.max[i], p.scale_log2, sum) * kLn2;
       const bool inside = rows.row[i] < p.queries;
       if (t4 == 0 && inside) {
         const int64_t at = static_cast<int64_t>(r.head) * p.queries + rows.row[i];

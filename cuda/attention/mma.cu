@@ -161,8 +161,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kMinBlocks)
         for (int n = 0; n < kKeys / 8; ++n) top = fmaxf(top, fmaxf(s[b][n][2 * i], s[b][n][2 * i + 1]));
         top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 1));
         top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 2));
-        const float shift = top == -INFINITY ? 0.0f : top * scale;  // a row without visible keys so far
-        const float rescale = ex2(m[b][i] * scale - shift);
+        const float shift = softmax_base(top, scale), rescale = softmax_rescale(m[b][i], scale, shift);
         m[b][i] = top;
         float sum = 0;
 #pragma unroll
@@ -208,7 +207,7 @@ __global__ void __launch_bounds__(F::kThreads, F::kMinBlocks)
       sum += __shfl_xor_sync(kFullWarp, sum, 2);
       sum = fmaxf(sum, 1.0f);  // the largest term is 1 but for rounding: with it lse >= z0
       inverse[i] = __fdividef(1.0f, sum);
-      const float lse = (m[b][i] * scale + lg2(sum)) * kLn2;
+      const float lse = softmax_lse(m[b][i], scale, sum) * kLn2;
       const int row = row_of(b, i);
       if ((lane & 3) == 0) {
         lse_tile[row] = lse;

@@ -5,6 +5,7 @@
 // a gathered row serves many of them: bound by the second cache where they do not, by the tensor cores where
 // they do. K and V have one buffer each, and each is filled while the other is used. Not yet run on a GPU.
 #include "common/map.cuh"
+#include "common/math.cuh"
 #include "sparse/attention.h"
 #include "sparse/tiles.cuh"
 
@@ -108,8 +109,7 @@ __global__ void __launch_bounds__(2 * kRows, kRows == kPartRows ? 8 : 1) sparse_
         for (int n = 0; n < kKeys / 8; ++n) top = fmaxf(top, fmaxf(s[n][2 * i], s[n][2 * i + 1]));
         top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 1));
         top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, 2));
-        const float shift = top == -INFINITY ? 0.0f : top * scale;  // a row without keys so far
-        const float rescale = ex2(m[i] * scale - shift);
+        const float shift = softmax_base(top, scale), rescale = softmax_rescale(m[i], scale, shift);
         m[i] = top;
         float sum = 0;
 #pragma unroll
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(2 * kRows, kRows == kPartRows ? 8 : 1) sparse_
     sum = fmaxf(sum, 1.0f);  // the largest term is 1 but for rounding: with it lse >= z0
     inverse[i] = __fdividef(1.0f, sum);
     const int r = row0 + 8 * i;
-    if ((lane & 3) == 0 && r < rows) a.lse[of.statistic(r)] = (m[i] * scale + lg2(sum)) * kLn2;
+    if ((lane & 3) == 0 && r < rows) a.lse[of.statistic(r)] = softmax_lse(m[i], scale, sum) * kLn2;
   }
   write_tile_rows<kDepth>(a.o, smem, acc, inverse[0], inverse[1], of);  // over Q
 }

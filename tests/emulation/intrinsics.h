@@ -159,9 +159,14 @@ inline void __sincosf(float x, float* s, float* c) { *s = sinf(x), *c = cosf(x);
 inline float __tanhf(float x) { return tanhf(x); }
 inline float fdividef(float a, float b) { return a / b; }
 inline float __fdividef(float a, float b) { return a / b; }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fsub_rn(float a, float b) { return a - b; }
-inline float __fmul_rn(float a, float b) { return a * b; }
+/// Hides a value from the compiler, which contracts: these three are never part of a fused multiply-add.
+inline float apart(float x) {
+  asm("" : "+x"(x));
+  return x;
+}
+inline float __fadd_rn(float a, float b) { return apart(apart(a) + apart(b)); }
+inline float __fsub_rn(float a, float b) { return apart(apart(a) - apart(b)); }
+inline float __fmul_rn(float a, float b) { return apart(a * b); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __frcp_rn(float x) { return 1.0f / x; }

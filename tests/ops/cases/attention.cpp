@@ -9,6 +9,7 @@
 
 #include "core/device.h"
 #include "ops/cases.h"
+#include "ops/level_scores.h"
 #include "ops/query_places.h"
 #include "support/enums.h"
 #include "support/gpu.h"
@@ -85,6 +86,15 @@ OpCase forward_case(const Shape& s, bool z0 = true) {
             out.o = r.output("o", {s.queries, s.heads, s.depth});
             out.lse = r.output("lse", r.wide, {s.heads, s.queries});
             if (z0) out.z0 = r.output("z0", r.wide, {s.heads, s.queries});
+            attention_forward(r.ctx, out, in, kernel_for(r, in));
+          }};
+}
+
+OpCase level_scores_case(const Shape& s) {
+  return {fmt::format("attention_forward {} scores alike", describe(s)), [=](CaseRun& r) {
+            const AttentionInputs in = level_scores(r, s.places(), s.heads, s.kv_heads, s.depth);
+            const AttentionState out{r.output("o", {s.queries, s.heads, s.depth}),
+                                     r.output("lse", r.wide, {s.heads, s.queries})};
             attention_forward(r.ctx, out, in, kernel_for(r, in));
           }};
 }
@@ -233,6 +243,8 @@ OpFamily attention_cases() {
   cases.push_back(loose(forward_case({17, 150, 2, 1, 128, Documents::two})));
   cases.push_back(loose(forward_case({9, 90, 2, 1, 8, Documents::window})));
   cases.push_back(loose(forward_case({65, 130, 1, 1, 256})));
+  for (const int64_t depth : {16, 64, 128, 256})
+    cases.push_back(loose(level_scores_case({20, 1000, 2, 1, depth})));
   // A rank's two chunks of a shared sequence, which end within tiles, and keys that none of its queries sees.
   for (const int64_t depth : {24, 64, 128, 256})
     for (const Documents documents : {Documents::one, Documents::short_ones, Documents::window}) {

@@ -8,6 +8,7 @@
 
 #include "ops/attention.h"
 #include "ops/cases.h"
+#include "ops/level_scores.h"
 #include "ops/query_places.h"
 #include "support/enums.h"
 
@@ -83,6 +84,15 @@ OpCase forward_case(const Shape& s, const Output& e) {
       e.gate ? 5 : 2);
 }
 
+OpCase level_scores_case(const Shape& s) {
+  return tiled(fmt::format("attention_forward {} scores alike", describe(s)), [=](CaseRun& r) {
+    const AttentionInputs in = level_scores(r, s.places(), s.heads, s.kv_heads, s.depth);
+    const AttentionState out{r.output("o", {s.queries, s.heads, s.depth}),
+                             r.output("lse", r.wide, {s.heads, s.queries})};
+    attention_forward(r.ctx, out, in);
+  });
+}
+
 OpCase backward_case(const Shape& s, bool coef0, bool deterministic = true) {
   return tiled(
       fmt::format("attention_backward {} coef0={} deterministic={}", describe(s), coef0, deterministic),
@@ -148,6 +158,8 @@ OpFamily attention_hopper_cases() {
       forward_case({64, 64, 12, 12, 64, {5, 6}}, {1, true, ns_sigmoid}));  // half a tile, many heads
   cases.push_back(forward_case({260, 520, 2, 1, 128, {}, 2, 1}, {1, true, {}}));
   cases.push_back(forward_case({200, 600, 2, 1, 64, {100, 130, 333}, 3, 0}, {2, true, {}}));
+  for (const int64_t depth : {64, 128})
+    cases.push_back(level_scores_case({20, 2000, 2, 1, depth, {}}));  // sixteen key tiles
   // Windows: rows of one tile begin in different tiles of keys.
   cases.push_back(forward_case({300, 300, 2, 1, 128, {}, 1, 0, 100}, {1, true, {}}));
   cases.push_back(forward_case({200, 500, 2, 1, 64, {140}, 1, 0, 129}, {2, false, {}}));

@@ -7,6 +7,7 @@
 #include "core/targets.h"
 #include "ops/attention.h"
 #include "ops/cases.h"
+#include "ops/level_scores.h"
 #include "ops/query_places.h"
 #include "ops/sparse_attention.h"
 
@@ -139,6 +140,15 @@ OpCase attention_case(const Shape& s, int64_t every) {
           2};
 }
 
+OpCase level_scores_case(const Shape& s, int64_t every) {
+  return {fmt::format("sparse_attention {} every={} scores alike", s.text(), every),
+          [s, every](CaseRun& run) {
+            const AttentionInputs in = level_scores(run, s.places(), s.heads, s.kv_heads, s.depth);
+            sparse_attention_forward(run.ctx, attention_state(run, s), in, selection(run, s, every));
+          },
+          2};
+}
+
 /// every == 0: the loss over all candidates. The gradient of a head's weight is a sum of differences of two
 /// distributions, which cancel: f32 leaves the more of their rounding, beside its tolerance.
 OpCase loss_case(const Shape& s, int64_t every, bool learned, DType type) {
@@ -264,6 +274,10 @@ OpFamily sparse_cases() {
   f.cases.push_back(attention_case(
       {.tokens = 400, .queries = 400, .heads = 8, .kv_heads = 4, .sets = 2, .block = 2, .document = 330},
       40));
+  for (const int64_t depth : {64, 128})
+    for (const int64_t heads : {2, 16})
+      f.cases.push_back(level_scores_case(
+          {.tokens = 1000, .queries = 20, .heads = heads, .kv_heads = 1, .depth = depth}, 1));
   f.cases.push_back(attention_case(documents, 5));
   f.cases.push_back(attention_case({.tokens = 150, .queries = 40, .depth = 128}, 4));
   f.cases.push_back(attention_case({.tokens = 1, .queries = 1}, 1));
