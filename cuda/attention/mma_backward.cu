@@ -7,9 +7,9 @@
 // dV. dS goes through shared memory to dQ = dS K, whose rows belong to queries.
 //
 // dQ is summed in f32 in global memory, in the order of the registers, so that additions are coalesced.
-// Deterministic: a tile's additions wait for their turn in the order of key tiles, only on blocks of lower
-// index; the first one stores. Bound by the tensor cores, closely followed by shared memory. Not yet run on a
-// GPU.
+// Deterministic: a tile's additions wait for their turn in the order of key tiles; the first one stores. A
+// block takes its keys from a counter, so that the blocks it waits for have been started. Bound by the tensor
+// cores, closely followed by shared memory. Not yet run on a GPU.
 #include "attention/kernels.h"
 #include "attention/mma.cuh"
 
@@ -30,16 +30,19 @@ struct Backward {
       kDepth == 256 ? 2 : 4;  // of the loop over depth in S and dP: other numbers spill
   static constexpr int kStatistics =
       (4 * kQueries + kThreads - 1) / kThreads;  // of a thread: lse, delta, first, coef0
-  // Bytes of shared memory: K, V, then per stage Q and dO, then dS, P where it is shared, statistics.
+  // Bytes of shared memory: K, V, then per stage Q and dO, then dS, P where it is shared, statistics, the
+  // number of its keys.
   static constexpr int kV = kKeys * kRowBytes, kQ = 2 * kV, kStage = 2 * kQueries * kRowBytes;
   static constexpr int kDs = kQ + kStages * kStage, kP = kDs + (kSplit > 1 ? kKeys * kScoreBytes : 0);
-  static constexpr int kStatistic = kP + kKeys * kScoreBytes, kSmem = kStatistic + 4 * kQueries * 4;
+  static constexpr int kStatistic = kP + kKeys * kScoreBytes, kTaken = kStatistic + 4 * kQueries * 4,
+                       kSmem = kTaken + 16;
   static_assert(kKeys % kQueries == 0 && kWarps % kQueryWarps == 0 && kQueries % (16 * kSplit) == 0);
 };
 
 struct DqSum {
   float* sum;  // (H, query tiles) of kQueries * kDepth, in the order of the registers
   int* turn;   // (H, query tiles): number of additions; null if their order does not matter
+  int* counter;  // next item, a key head of a key tile, where the order matters
   int tiles;
 };
 
@@ -61,23 +64,33 @@ __global__ void __launch_bounds__(B::kThreads, 1)
   const int tid = static_cast<int>(threadIdx.x), lane = tid & 31, warp = tid >> 5;
   const int key_row = warp / B::kSplit * 16,
             part = warp % B::kSplit;  // this warp's keys, and its share of them
-  const int kv_head = static_cast<int>(blockIdx.x), group = a.heads / a.kv_heads;
-  const int queries = static_cast<int>(a.queries), keys = static_cast<int>(a.keys),
-            key_tile = static_cast<int>(blockIdx.y), k0 = key_tile * kKeys;
+  // Read again wherever they are needed, rather than kept in registers, of which there are none left.
+  volatile int* const taken = reinterpret_cast<volatile int*>(smem + B::kTaken);
+  if (tid == 0) {
+    const int item = dq.turn ? atomicAdd(dq.counter, 1) : static_cast<int>(blockIdx.x);
+    taken[0] = item % a.kv_heads;
+    taken[1] = item / a.kv_heads;
+  }
+  __syncthreads();
+  const auto kv_head = [&] { return taken[0]; };
+  const auto key_tile = [&] { return taken[1]; };
+  const auto first_key = [&] { return key_tile() * kKeys; };
+  const int group = a.heads / a.kv_heads;
+  const int queries = static_cast<int>(a.queries), keys = static_cast<int>(a.keys);
 
   // Query tiles [first_tile, last_tile], if any: neither first nor own keys decrease.
-  const int first_tile = a.visible.own.first_query(k0) / kQueries;
+  const int first_tile = a.visible.own.first_query(first_key()) / kQueries, key_end = first_key() + kKeys;
   int last_tile = (queries - 1) / kQueries;
   for (int low = first_tile - 1; low < last_tile;) {
     const int middle =
-        a.visible.first[last_tile * kQueries] < k0 + kKeys ? last_tile : (low + last_tile + 1) / 2;
-    if (a.visible.first[middle * kQueries] < k0 + kKeys)
+        a.visible.first[last_tile * kQueries] < key_end ? last_tile : (low + last_tile + 1) / 2;
+    if (a.visible.first[middle * kQueries] < key_end)
       low = middle;
     else
       last_tile = middle - 1;
   }
   const int tiles = last_tile - first_tile + 1, steps = tiles * group;
-  const auto head_of = [&](int step) { return kv_head * group + step / tiles; };
+  const auto head_of = [&](int step) { return kv_head() * group + step / tiles; };
   const auto tile_of = [&](int step) { return last_tile - step % tiles; };
 
   // A step's rows go to their stage by cp.async, its statistics by way of registers.
@@ -107,9 +120,10 @@ __global__ void __launch_bounds__(B::kThreads, 1)
     }
   };
 
-  const int64_t key_at = (static_cast<int64_t>(k0) * a.kv_heads + kv_head) * kDepth;
-  load_rows_async<kKeys, kDepth, B::kThreads>(base, a.k + key_at, a.kv_heads * kDepth, keys - k0);
-  load_rows_async<kKeys, kDepth, B::kThreads>(base + B::kV, a.v + key_at, a.kv_heads * kDepth, keys - k0);
+  const int64_t key_at = (static_cast<int64_t>(first_key()) * a.kv_heads + kv_head()) * kDepth;
+  load_rows_async<kKeys, kDepth, B::kThreads>(base, a.k + key_at, a.kv_heads * kDepth, keys - first_key());
+  load_rows_async<kKeys, kDepth, B::kThreads>(base + B::kV, a.v + key_at, a.kv_heads * kDepth,
+                                              keys - first_key());
   if (steps > 0)
     load_step(0);
   else
@@ -159,7 +173,8 @@ __global__ void __launch_bounds__(B::kThreads, 1)
 
     // P and dS in their places. Only tiles at the edge of some query's keys are masked; coef0 goes to the
     // first one.
-    const int last_first = __float_as_int(statistics[2 * kQueries + min(kQueries, queries - q0) - 1]);
+    const int k0 = first_key(),
+              last_first = __float_as_int(statistics[2 * kQueries + min(kQueries, queries - q0) - 1]);
     const bool edge = k0 + kKeys - 1 > a.visible.own.of(q0) || k0 <= last_first;
     const int column = part * kOwnQueries + 2 * (lane & 3), key = k0 + key_row + (lane >> 2);
     if (edge) {
@@ -223,8 +238,8 @@ __global__ void __launch_bounds__(B::kThreads, 1)
     } else {
       store_accumulators<kQueries>(smem + B::kP, key_row, part * kOwnQueries / 8, s, 1.0f, 1.0f);
     }
-    turn = key_tile - __float_as_int(statistics[2 * kQueries]) /
-                          kKeys;  // the statistics are the next step's from here on
+    turn = key_tile() - __float_as_int(statistics[2 * kQueries]) /
+                            kKeys;  // the statistics are the next step's from here on
     if (dq.turn && tid == 0) {
       const int* const made = dq.turn + static_cast<int64_t>(head) * dq.tiles + tile;
       spin_until([&] { return load_acquire(made) == turn; });
@@ -288,10 +303,11 @@ __global__ void __launch_bounds__(B::kThreads, 1)
   store_accumulators<kDepth>(smem, key_row, part * B::kOwnDepth / 8, dk, a.scale, a.scale);
   store_accumulators<kDepth>(smem + B::kV, key_row, part * B::kOwnDepth / 8, dv, 1.0f, 1.0f);
   __syncthreads();
+  const int k0 = first_key();
   for (int i = tid; i < kKeys * (kDepth / 8); i += B::kThreads) {
     const int row = i / (kDepth / 8), chunk = i % (kDepth / 8);
     if (k0 + row >= keys) break;
-    const int64_t at = (static_cast<int64_t>(k0 + row) * a.kv_heads + kv_head) * kDepth + chunk * 8;
+    const int64_t at = (static_cast<int64_t>(k0 + row) * a.kv_heads + kv_head()) * kDepth + chunk * 8;
     const unsigned char* const from = smem + swizzled<kDepth>(row, chunk);
     store_vec<8>(a.dk + at, *reinterpret_cast<const Vec16<nv_bf16>*>(from));
     store_vec<8>(a.dv + at, *reinterpret_cast<const Vec16<nv_bf16>*>(from + B::kV));
@@ -332,19 +348,21 @@ int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 template <class B>
 void launch_backward(Context& ctx, const AttentionBackward& a) {
   const int64_t tiles = (a.queries + B::kQueries - 1) / B::kQueries;
-  const int64_t turns = round_up(a.heads * tiles, 4), sums = a.heads * tiles * B::kQueries * B::kDepth;
+  // Behind the turns is the counter.
+  const int64_t turns = round_up(a.heads * tiles + 1, 4), sums = a.heads * tiles * B::kQueries * B::kDepth;
   ScratchScope temporaries(ctx.scratch);
   const Tensor turn = temporaries.alloc("attention.dq_turn", DType::i32, {turns});
   const Tensor sum = temporaries.alloc("attention.dq_sum", DType::f32, {sums});
   if (ctx.dry_run) return;
-  const DqSum dq = {device_data<float>(sum), ctx.deterministic ? device_data<int>(turn) : nullptr,
+  int* const numbers = device_data<int>(turn);
+  const DqSum dq = {device_data<float>(sum), ctx.deterministic ? numbers : nullptr, numbers + a.heads * tiles,
                     static_cast<int>(tiles)};
   void* const zeros = ctx.deterministic ? turn.data : sum.data;
   const int64_t count = (ctx.deterministic ? turns : sums) / 4;
   launch(ctx, "attention_zero", {dim3(blocks_for(count, 256)), dim3(256)}, attention_zero_kernel,
          static_cast<float4*>(zeros), count);
   LaunchConfig config;
-  config.grid = dim3(static_cast<unsigned>(a.kv_heads), blocks_for(a.keys, B::kKeys));
+  config.grid = dim3(static_cast<unsigned>(a.kv_heads) * blocks_for(a.keys, B::kKeys));
   config.block = dim3(B::kThreads);
   config.smem = B::kSmem;
   launch(ctx, "attention_mma_backward", config, attention_mma_backward_kernel<B>, a, dq);

@@ -7,7 +7,8 @@
 // (ptx.cuh);
 // - launches only through launch(); no inline assembly, no cooperative groups, no CUB;
 // - every thread of a block reaches the same __syncthreads; no return before a barrier;
-// - waiting only through the wrappers of ptx.cuh and spin_until; between blocks only on lower block ids;
+// - waiting only through the wrappers of ptx.cuh and spin_until; between blocks only on
+// blocks that have taken a lower number from a counter;
 // - __syncwarp wherever lanes exchange data through shared memory;
 // - vector access through types with their alignment (float4, Vec<T, N>).
 #ifdef SLUICE_EMULATION

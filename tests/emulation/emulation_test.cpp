@@ -1,5 +1,6 @@
 // What blocks, warps, atomics and schedules mean, against plain loops. (Instructions of PTX:
 // conformance_test.cpp.)
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <numeric>
 
@@ -229,6 +230,21 @@ TEST_CASE("a seed determines the schedule, and other seeds differ", "[emulation]
     CHECK(schedule_of(seed) == schedules.back());
     for (uint64_t other = 0; other < seed; ++other) CHECK(schedules[other] != schedules[seed]);
   }
+}
+
+__global__ void order_of_blocks(unsigned* next, unsigned* order) { order[atomicAdd(next, 1u)] = blockIdx.x; }
+
+TEST_CASE("where the last woken is first, blocks start in descending order", "[emulation]") {
+  const int threads = emu::threads();
+  emu::set_threads(1);
+  in_every_schedule([] {
+    const DeviceArray<unsigned> next(std::vector<unsigned>{0}), order(5);
+    launch(shape(5, 1), order_of_blocks, next.get(), order.get());
+    std::vector<unsigned> expected = {0, 1, 2, 3, 4};
+    if (emu::seed() % 3 == 2) std::reverse(expected.begin(), expected.end());
+    CHECK(order.host() == expected);
+  });
+  emu::set_threads(threads);
 }
 
 __global__ void no_waiting(int* x) { x[blockIdx.x * blockDim.x + threadIdx.x] = 1; }

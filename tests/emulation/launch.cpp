@@ -71,7 +71,7 @@ class GroupOfThread {
   Group* group_ = nullptr;
 };
 
-/// Runs the groups in ascending order, so that all predecessors of a block have been started.
+/// Runs the groups, in ascending order or, with the last woken first, in descending order.
 void run_groups(Launch& launch) {
   static thread_local GroupOfThread mine;
   Group* const group = mine.get();
@@ -80,7 +80,7 @@ void run_groups(Launch& launch) {
     if (launch.stopped) break;
     const uint64_t index = launch.next_group++;
     if (index >= launch.group_count) break;
-    run_group(*group, index);
+    run_group(*group, launch.seed % 3 == 2 ? launch.group_count - 1 - index : index);
   }
   add_stats(group->stats);
 }
@@ -150,6 +150,7 @@ void check_configuration(const LaunchParams& p) {
 void set_seed(uint64_t seed) { settings().seed = seed; }
 uint64_t seed() { return settings().seed; }
 void set_threads(int threads) { settings().threads = std::max(1, threads); }
+int threads() { return settings().threads; }
 Stats stats() {
   const std::lock_guard lock(settings().mutex);
   return settings().stats;

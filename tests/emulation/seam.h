@@ -85,11 +85,12 @@ void launch(const LaunchParams& params, void (*kernel)(P...), A&&... arguments) 
 
 // ---- schedules. Seed 0: in order, every asynchronous operation as late as allowed. Others: by seed % 3,
 // random warps and lanes (1), the last woken warp first (2), random priorities of warps (0); asynchronous
-// operations at random times. The environment's SLUICE_EMULATION_SEED and SLUICE_EMULATION_THREADS (OS
-// threads) are what these start with.
+// operations at random times. Blocks are started in ascending order, in descending order with 2. The
+// environment's SLUICE_EMULATION_SEED and SLUICE_EMULATION_THREADS (OS threads) are what these start with.
 void set_seed(uint64_t seed);
 uint64_t seed();
 void set_threads(int threads);
+int threads();
 
 struct Stats {
   uint64_t switches, blocks, threads, collectives, barriers, mma, wgmma, tma, cp_async;

@@ -119,11 +119,11 @@ Dump hand_over_dump() {
   return {"named_barrier", out.host()};
 }
 
-// ---- release and acquire: block b waits for block b - 1
+// ---- release and acquire: the block that has taken number b waits for that with b - 1
 
 __global__ void relay(uint32_t* out, int* flags) {
-  const unsigned b = blockIdx.x;
   if (threadIdx.x != 0) return;
+  const int b = atomicAdd(flags + gridDim.x, 1);
   uint32_t value = 1;
   if (b > 0) {
     spin_until([&] { return load_acquire(flags + b - 1) == 1; });
@@ -134,7 +134,7 @@ __global__ void relay(uint32_t* out, int* flags) {
 }
 
 Dump relay_dump() {
-  const Words out(8), flags(std::vector<uint32_t>(8, 0));
+  const Words out(8), flags(std::vector<uint32_t>(9, 0));
   run(relay, 8, 32, 0, out.get(), reinterpret_cast<int*>(flags.get()));
   return {"load_acquire, store_release, spin_until", out.host()};
 }
