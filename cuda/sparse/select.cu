@@ -394,8 +394,8 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(Choice c) {
 
 constexpr int kSumThreads = 512;  // 1,024 threads leave 64 registers to each, and this kernel spills
 
-/// One block.
-__global__ void __launch_bounds__(kSumThreads)
+/// One block, which says so: ptxas leaves room for others otherwise, and spills for sm_80.
+__global__ void __launch_bounds__(kSumThreads, 1)
     selection_sums_kernel(double* sums, const double* variances, const int* count, const int* first_key,
                           const int* targets, OwnKeys own, int sets, int64_t queries, int block) {
   double variance = 0, pairs = 0, selected = 0, squares = 0;
