@@ -475,7 +475,7 @@ __global__ void __launch_bounds__(256)
   constexpr int kRow = kDim + 8;  // spreads the rows over the banks
   constexpr int kDqQueries = kDim == 64 ? 32 : 64;
   constexpr int kPerConsumer = kDqQueries * 64 / 4;  // vectors of four
-  STATIC_SMEM(nv_bf16, turned, [kQueries * kRow]);
+  STATIC_SMEM_16(nv_bf16, turned, [kQueries * kRow]);
   const int m = static_cast<int>(blockIdx.x), h = static_cast<int>(blockIdx.y);
   const float4* from =
       reinterpret_cast<const float4*>(sum + (static_cast<int64_t>(h) * query_tiles + m) * (kQueries * kDim));

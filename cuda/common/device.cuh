@@ -3,8 +3,8 @@
 // with SLUICE_EMULATION defined, by g++ for the emulator in tests/emulation.
 //
 // Restrictions on kernels (reasons: tests/emulation/README.md):
-// - shared memory only through STATIC_SMEM and DYN_SMEM, 32-bit shared addresses only through smem_addr
-// (ptx.cuh);
+// - shared memory only through STATIC_SMEM, STATIC_SMEM_16 (aligned to 16 bytes, for vectors) and DYN_SMEM,
+// 32-bit shared addresses only through smem_addr (ptx.cuh);
 // - launches only through launch(); no inline assembly, no cooperative groups, no CUB;
 // - every thread of a block reaches the same __syncthreads; no return before a barrier;
 // - waiting only through the wrappers of ptx.cuh and spin_until; between blocks only on
@@ -16,12 +16,16 @@
 #define STATIC_SMEM(T, name, ...) \
   static char name##_tag_;        \
   auto& name = *(T(*) __VA_ARGS__)::emu::static_smem(&name##_tag_, sizeof(T __VA_ARGS__), alignof(T))
+#define STATIC_SMEM_16(T, name, ...) \
+  static char name##_tag_;           \
+  auto& name = *(T(*) __VA_ARGS__)::emu::static_smem(&name##_tag_, sizeof(T __VA_ARGS__), 16)
 #define DYN_SMEM(T, name, alignment) T* name = (T*)::emu::dyn_smem(alignment)
 #else
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #define STATIC_SMEM(T, name, ...) __shared__ T name __VA_ARGS__
+#define STATIC_SMEM_16(T, name, ...) __shared__ __align__(16) T name __VA_ARGS__
 #define DYN_SMEM(T, name, alignment)                           \
   extern __shared__ __align__(1024) unsigned char dyn_smem_[]; \
   T* name = reinterpret_cast<T*>(dyn_smem_)

@@ -36,8 +36,8 @@ constexpr int kScoreThreads = 256, kScoreDepth = 32, kScoreStride = kTile + 4;
 template <class T>
 __global__ void __launch_bounds__(kScoreThreads)
     index_scores_kernel(Index<T> x, float* scores, int64_t t0, int64_t chunk, int64_t row) {
-  STATIC_SMEM(float, q, [kScoreDepth * kScoreStride]);
-  STATIC_SMEM(float, k, [kScoreDepth * kScoreStride]);
+  STATIC_SMEM_16(float, q, [kScoreDepth * kScoreStride]);
+  STATIC_SMEM_16(float, k, [kScoreDepth * kScoreStride]);
   const int set = static_cast<int>(blockIdx.z), c0 = static_cast<int>(blockIdx.x) * kTile;
   const int64_t begin = t0 + static_cast<int64_t>(blockIdx.y) * kTile,
                 end = min(begin + kTile, min(t0 + chunk, x.queries));

@@ -24,17 +24,29 @@ DEVICE_INLINE float sum_over_block(float v) {
   return total;
 }
 
+template <Bug kBug>
+DEVICE_INLINE float* shared_row() {
+  if constexpr (kBug == Bug::less_aligned_shared) {
+    STATIC_SMEM(float, row, [kRowThreads]);
+    return row;
+  } else {
+    STATIC_SMEM_16(float, row, [kRowThreads]);
+    return row;
+  }
+}
+
 /// out (rows, 2): the sum of a row of x, and of its squares after neighbours have been swapped.
 template <Bug kBug>
 __global__ void row_sums(float* out, const float* x) {
-  STATIC_SMEM(float, swapped, [kRowThreads]);
+  float* const swapped = shared_row<kBug>();
   const float* row = x + static_cast<int64_t>(blockIdx.x) * kRow;
   const int shift = kBug == Bug::misaligned_vector ? 1 : kBug == Bug::global_out_of_bounds ? 4 : 0;
   const auto v = load_vec<4>(row + 4 * threadIdx.x + shift);
   const float sum = sum_over_block<kBug>(v.v[0] + v.v[1] + v.v[2] + v.v[3]);
   swapped[threadIdx.x] = v.v[0];
   if (kBug != Bug::missing_syncwarp) __syncwarp();
-  const float other = swapped[threadIdx.x ^ 31];
+  const unsigned mirror = threadIdx.x ^ 31;
+  const float other = load_vec<4>(swapped + mirror / 4 * 4).v[mirror % 4];
   const float squares = sum_over_block<kBug>(other * other);
   if (threadIdx.x == 0) out[2 * blockIdx.x] = sum, out[2 * blockIdx.x + 1] = squares;
 }
@@ -253,6 +265,8 @@ bool results_are_right(Bug bug) {
       return row_sums_are_right<Bug::shared_out_of_bounds>();
     case Bug::misaligned_vector:
       return row_sums_are_right<Bug::misaligned_vector>();
+    case Bug::less_aligned_shared:
+      return row_sums_are_right<Bug::less_aligned_shared>();
     case Bug::cp_async_wait_off_by_one:
       return stream_sums_are_right<Bug::cp_async_wait_off_by_one>();
     case Bug::missing_refill_barrier:

@@ -14,6 +14,7 @@ enum class Bug {
   global_out_of_bounds,
   shared_out_of_bounds,
   misaligned_vector,
+  less_aligned_shared,  // an array of floats in shared memory, read as vectors
   cp_async_wait_off_by_one,
   missing_refill_barrier,  // cp.async: a stage is filled again while it is read
   early_release,           // wgmma: a stage is released before the wait
@@ -31,6 +32,7 @@ inline constexpr std::array kBugNames = {"none",
                                          "global_out_of_bounds",
                                          "shared_out_of_bounds",
                                          "misaligned_vector",
+                                         "less_aligned_shared",
                                          "cp_async_wait_off_by_one",
                                          "missing_refill_barrier",
                                          "early_release",

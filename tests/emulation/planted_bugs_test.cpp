@@ -82,6 +82,7 @@ TEST_CASE("planted out-of-bounds and misaligned accesses are caught by AddressSa
   check_caught("asan", Bug::global_out_of_bounds, "heap-buffer-overflow");
   check_caught("asan", Bug::shared_out_of_bounds, "out of bounds");
   check_caught("asan", Bug::misaligned_vector, "misaligned address");
+  check_caught("asan", Bug::less_aligned_shared, "misaligned address");
 }
 
 TEST_CASE("Planted races are caught by ThreadSanitizer in the very first schedule", "[planted]") {

@@ -1,7 +1,7 @@
 // Shared memory of a block: a window of 256 KiB, in which addresses are offsets. From low to high: 1 KiB
-// unused, dynamic memory with exactly the promised alignment, a gap, and static variables with a gap after
-// each. Everything is initialised to 0xff (NaN, -1). Gaps are poisoned for ASan and checked when the block
-// ends.
+// unused, dynamic memory with exactly the promised alignment, a gap, and static variables, at odd multiples
+// of their alignment, with a gap after each. Everything is initialised to 0xff (NaN, -1). Gaps are poisoned
+// for ASan and checked when the block ends.
 #include <sys/mman.h>
 
 #include <bit>
@@ -87,7 +87,7 @@ void* static_smem(const void* tag, size_t size, size_t alignment) {
   unsigned i = 0;  // variables have the same address in all blocks of a cluster
   while (i < g.statics.size() && g.statics[i].tag != tag) ++i;
   if (i == g.statics.size()) {
-    const size_t offset = round_up(g.statics_end, alignment < 16 ? 16 : alignment);
+    const size_t offset = round_up(g.statics_end, 2 * alignment) + alignment;
     g.statics.push_back({tag, offset, size});
     g.statics_end = offset + size + kStaticGap;
     size_t total = 0;
