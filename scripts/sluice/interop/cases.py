@@ -83,15 +83,20 @@ def export_rows(bench: Bench) -> None:
 
 
 def check_tokenizer(bench: Bench) -> None:
-    folder = bench.folder / "exports" / "plain"
-    if not folder.exists():
-        return
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    """Ids of bytes, and what stands in front of a text by itself: what training had there."""
     text = "A byte é 漢 \n\t end<|endoftext|>"
     expected = [*text[:-13].encode(), 256]
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    good = ids == expected and tokenizer.decode(expected[:-1]) == text[:-13]
-    bench.report("tokenizer", "bytes", good, "ids and text")
+    for name, overrides_of, front in (("plain", [], []), ("begin_token", ["data.begin_token=256"], [256])):
+        if not bench.wants("tokenizer " + name):
+            continue
+        folder = bench.folder / "tokenizers" / name
+        shutil.rmtree(folder, ignore_errors=True)
+        bench.run("export", str(train(bench, "tokenizer_" + name, None, overrides_of)), "-o", str(folder))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        good = ids == expected and tokenizer.decode(expected[:-1]) == text[:-13]
+        good = good and tokenizer(text)["input_ids"] == [*front, *expected]
+        bench.report("tokenizer", name, good, "ids, text, and the token in front")
 
 
 def main() -> int:
