@@ -62,16 +62,16 @@ struct Report {
     const auto bytes = [&](int32_t id) {
       return id < tokenizer.vocab_size() ? tokenizer.decode_behind(before, {id}) : std::string();
     };
-    const auto piece = [&](int32_t id) { return valid_text(bytes(id)); };
-    tokens.push_back(piece(token));
+    const std::string text = bytes(token);
+    tokens.push_back(valid_text(text));
     offsets.push_back(so_far.value());
-    so_far.add(bytes(token));
+    so_far.add(text);
     values.push_back(score ? Json(score->log_probability) : Json());
     // Tokens that are written alike, such as parts of characters, have one entry: that of the most probable.
     Json object = score ? Json::object() : Json();
     if (score)
       for (const auto& [id, value] : score->alternatives)
-        if (const std::string name = piece(id); !object.contains(name)) object[name] = value;
+        if (const std::string name = valid_text(bytes(id)); !object.contains(name)) object[name] = value;
     alternatives.push_back(std::move(object));
     if (token < tokenizer.vocab_size()) before.push_back(token);
   }

@@ -24,6 +24,15 @@ struct Exported : TinyRun {
     REQUIRE(o.code == 0);
     return nlohmann::json::parse(o.out).at("sets").at("held_out").at("loss");
   }
+  /// A BPE tokenizer of text.txt, which it writes.
+  std::string trained_tokenizer() const {
+    std::string text;
+    for (int i = 0; i < 200; ++i) text += fmt::format("gate {} opens\n", i % 7);
+    write_bytes(folder / "text.txt", text);
+    const std::string file = folder / "t.json";
+    REQUIRE(sluice({"tokenizer", "train", folder / "text.txt", "-o", file, "--vocab-size", "270"}).code == 0);
+    return file;
+  }
   std::string text_of(const std::string& model) const {
     const Outcome o = sluice({"generate", model, "-n", "60", "--seed", "3", "data.seq_len=16"});
     INFO(model << ": " << o.err);
@@ -98,12 +107,7 @@ TEST_CASE("the token in front of a text goes along with an export in every forma
 
 TEST_CASE("the tokenizer of an export puts in front of a text what training had there", "[export]") {
   const Exported t;
-  std::string text;
-  for (int i = 0; i < 200; ++i) text += fmt::format("gate {} opens\n", i % 7);
-  write_bytes(t.folder / "text.txt", text);
-  const std::string file = t.folder / "t.json";
-  REQUIRE(t.sluice({"tokenizer", "train", t.folder / "text.txt", "-o", file, "--vocab-size", "270"}).code ==
-          0);
+  const std::string file = t.trained_tokenizer();
   // As published tokenizers have it: one token in front, one behind, and a part that adds none.
   nlohmann::ordered_json j = nlohmann::ordered_json::parse(io::read_file(file));
   const int64_t id = j["added_tokens"][0]["id"];
@@ -199,13 +203,7 @@ TEST_CASE("a folder of another format has the begin token of its run, or none", 
 TEST_CASE("documents of an exported folder end with the token of the run", "[export]") {
   const Exported t;
   // A tokenizer with two tokens that may end documents.
-  std::string text;
-  for (int i = 0; i < 200; ++i) text += fmt::format("gate {} opens\n", i % 7);
-  write_bytes(t.folder / "text.txt", text);
-  const std::string tokenizer = t.folder / "t.json";
-  REQUIRE(
-      t.sluice({"tokenizer", "train", t.folder / "text.txt", "-o", tokenizer, "--vocab-size", "270"}).code ==
-      0);
+  const std::string tokenizer = t.trained_tokenizer();
   nlohmann::ordered_json j = nlohmann::ordered_json::parse(io::read_file(tokenizer));
   const int64_t usual = j["added_tokens"][0]["id"];
   j["added_tokens"].push_back(j["added_tokens"][0]);
