@@ -77,11 +77,14 @@ Expected naive(Pool& pool, const Problem& p, double gradient_scale) {
 }  // namespace
 
 TEST_CASE("cross-entropy equals the definition, with and without packed copies", "[cross_entropy]") {
-  Context ctx(kScratch);
-  const int64_t sizes[][3] = {{1, 8, 5}, {3, 17, 33}, {70, 24, 1003}, {300, 9, 64}, {140, 3, 40007}};
+  Context ctx(160 << 20);
+  const int64_t sizes[][3] = {{1, 8, 5},    {3, 17, 33},     {70, 24, 1003},
+                              {300, 9, 64}, {140, 3, 40007}, {140, 3, 262144}};
   for (const DType type : kTypes)
     for (const auto& [rows, width, vocabulary] : sizes)
       for (const bool packed : {false, true}) {
+        // Two chunks, the first of two parts, in bf16 alone: the others have chunks of no parts.
+        if (vocabulary > 100000 && (type != DType::bf16 || packed)) continue;
         CAPTURE(dtype_name(type), rows, width, vocabulary, packed);
         Pool pool;
         Problem p = make_problem(pool, type, rows, width, vocabulary);
@@ -261,7 +264,7 @@ TEST_CASE("logits need bounded scratch memory, measured by a dry run", "[cross_e
     cross_entropy_forward_backward(dry, p.losses, p.dhidden, p.dweight, p.hidden, p.head, p.targets,
                                    scalar(unit));
     CHECK(dry.scratch.used() == 0);
-    CHECK(dry.scratch.high_water() < int64_t{64} << 20);  // all logits at once would be 2 GiB
+    CHECK(dry.scratch.high_water() < int64_t{80} << 20);  // all logits at once would be 2 GiB
     Context real(dry.scratch.high_water());
     Pool pool;
     p = make_problem(pool, type, 300, 64, 32000);

@@ -1,5 +1,7 @@
-// Rows are processed in chunks whose logits stay in the outer cache; the softmax works in place, one row at a
-// time, so that only its first pass misses the inner caches. The three matrix products dominate the time.
+// Rows are processed in chunks, because not all logits shall exist at once. The softmax finds a chunk's
+// logits in the outer cache and works one row at a time, so that only its first pass misses the inner ones. A
+// chunk reads and writes dW once: where gradients have a smaller type than logits, it is larger, and its
+// logits are computed in parts. The three matrix products dominate the time.
 #include "ops/cross_entropy.h"
 
 #include <algorithm>
@@ -21,12 +23,14 @@ namespace {
 
 using Layout = Product::Layout;
 
-/// Rows whose logits fit kLogitBytes, in multiples of 64 but at least kMinRows: dW is read and written once
-/// per chunk.
-int64_t chunk_rows(int64_t rows, int64_t vocabulary, DType logits) {
-  constexpr int64_t kLogitBytes = 16 << 20, kMinRows = 128;
-  const int64_t fitting = kLogitBytes / (vocabulary * dtype_size(logits)) / 64 * 64;
-  return std::min(rows, std::max(fitting, kMinRows));
+/// Logits that are computed at a time, and the rows that they have at least.
+constexpr int64_t kLogitBytes = 16 << 20, kLogitRows = 128;
+/// The same where gradients have a smaller type, and a chunk of such gradients.
+constexpr int64_t kPartBytes = 4 << 20, kPartRows = 64, kChunkBytes = 64 << 20, kChunkRows = 128;
+
+/// Rows that fit `bytes`, in multiples of 64 but at least `least`, and at most `rows`.
+int64_t fitting_rows(int64_t rows, int64_t vocabulary, DType type, int64_t bytes, int64_t least) {
+  return std::min(rows, std::max(bytes / (vocabulary * dtype_size(type)) / 64 * 64, least));
 }
 
 void check_targets(const char* op, const Tensor& targets, int64_t vocabulary) {
@@ -156,16 +160,20 @@ void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidd
          const Tensor& hidden, const LinearWeight& head, const Tensor& targets, double gradient_scale,
          double cap, const LogitZLoss& z) {
   using A = accumulate_t<S>;
-  constexpr bool kWidens = !std::is_same_v<S, P>, kNarrowLogits = !std::is_same_v<P, A>;
+  constexpr bool kWidens = !std::is_same_v<S, P>;
   constexpr DType kProduct = dtype_of<P>::value, kAccumulate = dtype_of<A>::value;
   const int64_t rows = hidden.dim(0), width = hidden.dim(1), vocabulary = head.value.dim(0);
   if (rows == 0) return;
-  const int64_t chunk = chunk_rows(rows, vocabulary, kAccumulate);
+  // Gradients of the type of the logits take their place.
+  constexpr bool kNarrows = kGradient && !std::is_same_v<P, A>, kInPlace = kGradient && !kNarrows;
+  const int64_t part = kNarrows ? fitting_rows(rows, vocabulary, kAccumulate, kPartBytes, kPartRows)
+                                : fitting_rows(rows, vocabulary, kAccumulate, kLogitBytes, kLogitRows),
+                chunk = kNarrows ? fitting_rows(rows, vocabulary, kProduct, kChunkBytes, kChunkRows) : part;
 
   ScratchScope t(ctx.scratch);
-  const Tensor logits = t.alloc("logits", kAccumulate, {chunk, vocabulary});
-  Tensor dlogits = logits, wide_hidden, wide_dhidden, wide_head;
-  if constexpr (kGradient && kNarrowLogits) dlogits = t.alloc("dlogits", kProduct, {chunk, vocabulary});
+  Tensor logits, dlogits, wide_hidden, wide_dhidden, wide_head;
+  if constexpr (!kInPlace) logits = t.alloc("logits", kAccumulate, {part, vocabulary});
+  if constexpr (kGradient) dlogits = t.alloc("dlogits", kProduct, {chunk, vocabulary});
   if constexpr (kWidens) {
     wide_hidden = t.alloc("hidden in f32", kProduct, {chunk, width});
     if constexpr (kGradient) wide_dhidden = t.alloc("dhidden in f32", kProduct, {chunk, width});
@@ -180,20 +188,21 @@ void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidd
 
   for (int64_t row = 0; row < rows; row += chunk) {
     const int64_t count = std::min(chunk, rows - row);
-    const void* x = hidden.rows(row, count).data;
-    if constexpr (kWidens) {
-      if (!ctx.dry_run) widen(wide_hidden.as<float>(), static_cast<const bf16*>(x), count * width);
-      x = wide_hidden.data;
+    const Tensor x = kWidens ? wide_hidden.rows(0, count) : hidden.rows(row, count);
+    if constexpr (kWidens)
+      if (!ctx.dry_run) widen(x.as<float>(), hidden.as<bf16>() + row * width, count * width);
+    for (int64_t at = 0; at < count; at += part) {
+      const int64_t n = std::min(part, count - at), first = row + at;
+      const Tensor d = kGradient ? dlogits.rows(at, n) : Tensor(), l = kInPlace ? d : logits.rows(0, n);
+      multiply(ctx,
+               {kProduct, kAccumulate, n, vocabulary, width, false,
+                head.packed ? Layout::packed : Layout::transposed},
+               x.rows(at, n).data, head.packed ? head.packed.data : plain_head, l.data);
+      if (!ctx.dry_run)
+        softmax_rows<kGradient>(losses.as<A>() + first, static_cast<P*>(d.data), l.as<A>(),
+                                targets.as<int32_t>() + first, n, vocabulary, static_cast<A>(gradient_scale),
+                                static_cast<A>(cap), rows_z.from(first));
     }
-    multiply(ctx,
-             {kProduct, kAccumulate, count, vocabulary, width, false,
-              head.packed ? Layout::packed : Layout::transposed},
-             x, head.packed ? head.packed.data : plain_head, logits.data);
-    if (!ctx.dry_run)
-      softmax_rows<kGradient>(losses.as<A>() + row,
-                              dlogits.as<std::conditional_t<kNarrowLogits && kGradient, P, A>>(),
-                              logits.as<A>(), targets.as<int32_t>() + row, count, vocabulary,
-                              static_cast<A>(gradient_scale), static_cast<A>(cap), rows_z.from(row));
     if constexpr (kGradient) {
       void* dx = kWidens ? wide_dhidden.data : dhidden.rows(row, count).data;
       multiply(ctx,
@@ -205,7 +214,7 @@ void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidd
           narrow(dhidden.as<bf16>() + row * width, wide_dhidden.as<float>(), count * width, Into::overwrite);
       if (dweight)
         multiply(ctx, {kProduct, kAccumulate, vocabulary, width, count, true, Layout::plain, true},
-                 dlogits.data, x, dweight.data);
+                 dlogits.data, x.data, dweight.data);
     }
   }
 }

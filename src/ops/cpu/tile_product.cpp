@@ -155,22 +155,31 @@ class UnitProduct {
                   size = depths_[i].size();
     const bool tail = !rows_.transposed && begin + size > rows_.depth;
     const int64_t steps = size / kUnitDepth - (tail ? 1 : 0);
-    const bf16* const a = rows_.transposed ? blocks_.rows + i * rows_.count * packed_row_ : rows_.a + begin;
+    const bf16* const a = rows_.transposed ? packed_rows(i) : rows_.a + begin;
     const int64_t lda = rows_.transposed ? packed_row_ : rows_.ld;
     const float* const part = b + begin / 2 * kPairStrip;
+    if constexpr (Unit::kTakesStrips)
+      if (rows_.transposed) return Unit::multiply_strip(rows, size / 2, a + row * size, part, c, ldc, onto);
     if (steps > 0) Unit::multiply(rows, steps, a + row * lda, lda, part, c, ldc, onto);
     if (tail)
       Unit::multiply(rows, 1, blocks_.rows + row * kUnitDepth, kUnitDepth,
                      part + steps * kUnitDepth / 2 * kPairStrip, c, ldc, onto || steps > 0);
   }
 
-  /// The rows of a whose depth runs along the rows of memory, block after block.
+  bf16* packed_rows(int64_t i) const { return blocks_.rows + i * padded(rows_.count) * packed_row_; }
+
+  /// The rows of a whose depth runs along the rows of memory, block after block: in rows, or in strips, which
+  /// need no transposing.
   void pack_columns() const {
     for (int64_t i = 0; i < depths_.parts; ++i) {
-      const int64_t begin = depths_[i].begin, depth = std::min(depths_[i].end, rows_.depth) - begin;
-      pack_pair_columns(reinterpret_cast<float*>(blocks_.rows + i * rows_.count * packed_row_),
-                        packed_row_ / 2, depth, depths_[i].size() / 2, rows_.count,
-                        [this, begin](int64_t k) { return rows_.a + (begin + k) * rows_.ld; });
+      const int64_t begin = depths_[i].begin, depth = std::min(depths_[i].end, rows_.depth) - begin,
+                    units = depths_[i].size() / 2;
+      float* const to = reinterpret_cast<float*>(packed_rows(i));
+      const auto row = [this, begin](int64_t k) { return rows_.a + (begin + k) * rows_.ld; };
+      if constexpr (Unit::kTakesStrips)
+        pack_pairs(to, depth, units, rows_.count, row);
+      else
+        pack_pair_columns(to, packed_row_ / 2, depth, units, rows_.count, row);
     }
   }
 

@@ -12,6 +12,8 @@ constexpr int64_t kUnitRows = 32, kUnitColumns = 32, kUnitDepth = 32;
 static_assert(kUnitColumns == kPairStrip);
 
 struct EmulatedUnit {
+  /// Whether rows of a may lie in a strip of pairs.
+  static constexpr bool kTakesStrips = false;
   /// Elements of a strip of b that stay in a cache while rows of a pass by.
   static constexpr int64_t kDepthBlock = 512;
   /// Between these a thread may call the others.
@@ -151,6 +153,7 @@ struct VectorRounding {
 
 /// Vectors of pairs: a lane adds two products to its sum. Up to 14 rows of 32 sums lie in registers.
 struct Avx512Bf16Unit : VectorRounding {
+  static constexpr bool kTakesStrips = true;
   static constexpr int64_t kDepthBlock = 2048;  // 128 KiB of b, which stream from the second cache in time
   static constexpr int kMostRows = 14;
 
@@ -159,15 +162,16 @@ struct Avx512Bf16Unit : VectorRounding {
 
   static void multiply(int64_t rows, int64_t steps, const bf16* a, int64_t lda, const float* b, float* c,
                        int64_t ldc, bool add) {
-    const int64_t parts = ceil_div(rows, kMostRows);
-    for (int64_t i = 0; i < parts; ++i) {
-      const int64_t row = rows * i / parts;
-      tile<1>(rows * (i + 1) / parts - row, steps * kUnitDepth / 2, a + row * lda, lda, b, c + row * ldc, ldc,
-              add);
-    }
+    tiles<1>(rows, steps * kUnitDepth / 2, a, lda, b, c, ldc, add);
   }
 
-  /// The same of at most kMostRows rows and of `units` pairs, each kPairStep pairs behind the one before.
+  /// The same of `units` pairs of rows that lie in a strip of pairs.
+  static void multiply_strip(int64_t rows, int64_t units, const bf16* a, const float* b, float* c,
+                             int64_t ldc, bool add) {
+    tiles<kPairStrip>(rows, units, a, 2, b, c, ldc, add);
+  }
+
+  /// The same of at most kMostRows rows, whose pairs lie kPairStep pairs apart.
   template <int kPairStep, int M = kMostRows>
   static void tile(int64_t rows, int64_t units, const bf16* a, int64_t lda, const float* b, float* c,
                    int64_t ldc, bool add) {
@@ -176,6 +180,16 @@ struct Avx512Bf16Unit : VectorRounding {
   }
 
  private:
+  template <int kPairStep>
+  static void tiles(int64_t rows, int64_t units, const bf16* a, int64_t lda, const float* b, float* c,
+                    int64_t ldc, bool add) {
+    const int64_t parts = ceil_div(rows, kMostRows);
+    for (int64_t i = 0; i < parts; ++i) {
+      const int64_t row = rows * i / parts;
+      tile<kPairStep>(rows * (i + 1) / parts - row, units, a + row * lda, lda, b, c + row * ldc, ldc, add);
+    }
+  }
+
   template <int M, int kPairStep>
   [[gnu::noinline]] SLUICE_TARGET_BF16 static void multiply_rows(int64_t units, const bf16* a, int64_t lda,
                                                                  const float* b, float* c, int64_t ldc,
@@ -207,6 +221,7 @@ struct Avx512Bf16Unit : VectorRounding {
 /// Tiles 0 to 3 are the sums, (row, column) = (0, 0), (0, 1), (1, 0), (1, 1); 4 and 5 the rows of a; 6 and 7
 /// the columns of b.
 struct AmxUnit : VectorRounding {
+  static constexpr bool kTakesStrips = false;
   static constexpr int64_t kDepthBlock = 512;  // 32 KiB of b, which the first cache keeps
   static void begin() { configure(kUnitRows); }
   SLUICE_TARGET_AMX static void end() {
