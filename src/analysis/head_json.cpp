@@ -14,6 +14,8 @@ Json by_name(const std::vector<std::string>& names, const std::vector<T>& values
   return json;
 }
 
+Json number(double x) { return std::isnan(x) ? Json(nullptr) : Json(x); }
+
 }  // namespace
 
 Json to_json(const HeadAttention& means, const std::vector<std::string>& classes) {
@@ -35,7 +37,6 @@ Json to_json(const SinkSummary& sinks, const std::vector<std::string>& classes, 
 }
 
 Json to_json(const GateHealth& gate) {
-  const auto number = [](double x) { return std::isnan(x) ? Json(nullptr) : Json(x); };
   const auto of_heads = [](const std::vector<double>& x) { return x.empty() ? Json(nullptr) : Json(x); };
   const GateShares shares = shares_of({gate});
   return {{"below_0.05", number(shares.below)},
@@ -56,8 +57,8 @@ Json to_json(const SelectionSummary& selection) {
           {"keys_deviation", selection.keys_deviation},
           {"keys_least", selection.keys_least},
           {"keys_most", selection.keys_most},
-          {"union_of_8_over_keys", selection.union_ratio},
-          {"overlap_with_layer_before", selection.overlap}};
+          {"union_of_8_over_keys", number(selection.union_ratio)},
+          {"overlap_with_layer_before", number(selection.overlap)}};
 }
 
 }  // namespace sluice

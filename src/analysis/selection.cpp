@@ -162,8 +162,8 @@ double union_over_keys(const Selection& selection, int64_t set, int64_t row, int
 }
 
 void SelectionSums::add_parts(Parts& parts) {
-  for (double* x :
-       {&queries, &mass, &top, &keys, &keys_squares, &divergence, &union_queries, &union_ratio, &overlap})
+  for (double* x : {&queries, &mass, &top, &keys, &keys_squares, &divergence, &union_queries, &union_ratio,
+                    &overlap_queries, &overlap})
     add_part(parts, Merge::sum, *x);
   add_part(parts, Merge::smallest, keys_least);
   add_part(parts, Merge::largest, keys_most);
@@ -176,8 +176,8 @@ SelectionSummary means_of(const SelectionSums& sums) {
   m.keys_deviation = std::sqrt(std::max(0.0, sums.keys_squares / sums.queries - m.keys * m.keys));
   m.keys_least = sums.keys_least, m.keys_most = sums.keys_most;
   m.divergence = sums.divergence / sums.queries;
-  m.overlap = sums.overlap / sums.queries;
-  if (sums.union_queries > 0) m.union_ratio = sums.union_ratio / sums.union_queries;
+  m.overlap = sums.overlap / sums.overlap_queries;  // 0 / 0 = NaN is intended, here and below
+  m.union_ratio = sums.union_ratio / sums.union_queries;
   return m;
 }
 
@@ -232,6 +232,7 @@ void add_selection(Context& ctx, SelectionSums& sums, const Attention& attention
       sums.queries += 1;
       sums.keys += count;
       sums.keys_squares += count * count;
+      if (before) sums.overlap_queries += 1;
       for (const int64_t j : keys) {
         sums.mass += on.dense[static_cast<size_t>(j - first)];
         if (before) sums.overlap += of_layer_before->contains(set, row, j) / count;

@@ -22,12 +22,13 @@ struct SelectionSums {
   double divergence = 0;     // the indexer's loss (ops/indexer.h) on the selected keys
   double union_queries = 0;  // pairs with kNeighbours queries of the same sequence up to the query
   double union_ratio = 0;    // |union of their keys| over the mean number of keys
-  double overlap = 0;        // share of the keys that the layer before selects for the same query too
+  double overlap_queries = 0;  // pairs in a layer whose layer before selects keys, too
+  double overlap = 0;          // share of the keys that the layer before selects for the same query
 
   void add_parts(Parts& parts);  // for ranks: see analysis/sums.h
 };
 
-/// Means of these, and the spread of the number of keys.
+/// Means of these, and the spread of the number of keys. NaN where no query has them.
 struct SelectionSummary {
   double mass = 0, top = 0, divergence = 0, union_ratio = 0, overlap = 0;
   double keys = 0, keys_deviation = 0, keys_least = 0, keys_most = 0;

@@ -159,10 +159,10 @@ class Completions::Impl {
     std::vector<CompletionRequest> requests(bodies.size());
     std::vector<Choice> choices;
     std::vector<size_t> first(bodies.size());
-    const int64_t before = answered_;
+    std::vector<int64_t> numbers(bodies.size());
     for (size_t i = 0; i < bodies.size(); ++i) try {
-        requests[i] = read_completion_request(bodies[i], served_, before + static_cast<int64_t>(i));
-        ++answered_;
+        requests[i] = read_completion_request(bodies[i], served_, answered_);
+        numbers[i] = ++answered_;
       } catch (...) {
         answers[i].error = std::current_exception();
       }
@@ -174,8 +174,8 @@ class Completions::Impl {
     generate(choices);
     for (size_t i = 0; i < bodies.size(); ++i)
       if (!answers[i].error)
-        answers[i].body = body_of(std::span(choices).subspan(first[i], requests[i].prompts.size()),
-                                  before + static_cast<int64_t>(i) + 1);
+        answers[i].body =
+            body_of(std::span(choices).subspan(first[i], requests[i].prompts.size()), numbers[i]);
     return answers;
   }
 

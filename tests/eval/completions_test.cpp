@@ -97,6 +97,15 @@ TEST_CASE("requests that are computed together are answered as one by one", "[co
   test::TinyTraining t;
   const TrainedModel trained(find_checkpoint(test::trained_checkpoint(t, 6)), 64);
   Completions completions(trained, "tiny", {}, 3);
+  // Unseeded requests of one text are answered from streams of their own, one that is refused among them.
+  Completions drawn(trained, "tiny");
+  const json valid = {{"prompt", "the"}, {"max_tokens", 24}},
+             refused = {{"prompt", "ab"}, {"max_tokens", -1}};
+  const std::vector<json> batch = {refused, valid};
+  const json first = drawn.complete_all(batch)[1].body, second = drawn.complete(valid);
+  CHECK(first["id"] != second["id"]);
+  CHECK(first["choices"][0]["text"] != second["choices"][0]["text"]);
+
   // More prompts than places, of different lengths, scored and not, and one that cannot be answered.
   const std::vector<json> requests = {
       {{"prompt", {"abc", "a", "the whole", "abcdefgh"}}, {"max_tokens", 9}, {"temperature", 0}},

@@ -1292,7 +1292,7 @@ class SelectedKeys(Folder):
                 "sets": {"x": {"loss": 1.0, "bits_per_byte": 1.0}},
                 "analysis": {
                     "layers": [
-                        layer(mass + more, overlap_with_layer_before=0),
+                        layer(mass + more, overlap_with_layer_before=None),
                         layer(mass - 0.2 + more, overlap_with_layer_before=0.25, keys_most=500),
                     ]
                 },

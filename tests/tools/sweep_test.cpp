@@ -31,6 +31,12 @@ struct Sweeps : test::TinyRun {
   test::Outcome sweep(const std::string& command, const std::string& more = "") const {
     return run(command + " " + file + " " + more);
   }
+  /// The gates of a run's configuration.
+  std::string gates_of(const std::string& run) const {
+    const std::string text = io::read_file(output + "/" + run + "/config.yaml");
+    const size_t at = text.find("gates:");
+    return at == std::string::npos ? "" : text.substr(at, text.find("head_balance", at) - at);
+  }
   std::string journal() const { return io::read_file(output + "/sweep.jsonl"); }
   /// How often a word stands in a text.
   static int count(const std::string& text, const std::string& word) {
@@ -110,6 +116,21 @@ TEST_CASE("keys that sweeps share in a file hold where a sweep sets none of its 
   const auto grid = s.sweep("status");
   INFO(grid.out);
   CHECK_THAT(grid.out, Contains("\n2 done, 2 waiting\n"));
+
+  // A variant's list replaces a shared one, and what `set` says of that.
+  test::write_bytes(s.folder / "common/keys.yaml", "model.attention.gates: [{position: sdpa_output}]\n");
+  s.write(
+      "base: tiny.yaml\nset_from: common/keys.yaml\nset: {\"model.attention.gates[0].granularity\": "
+      "headwise}\n"
+      "variants:\n  shared: {}\n  own: {model.attention.gates: [{position: value, granularity: "
+      "elementwise}]}\n");
+  const auto lists = s.sweep("run");
+  INFO(lists.out);
+  REQUIRE(lists.code == 0);
+  for (const std::string& name : io::list_directory(s.output)) {
+    if (name.starts_with("shared-")) CHECK_THAT(s.gates_of(name), Contains("headwise"));
+    if (name.starts_with("own-")) CHECK_THAT(s.gates_of(name), Contains("value") && !Contains("headwise"));
+  }
 }
 
 TEST_CASE("variants of a sweep have names, a control, and analyses in the report", "[sweep]") {
@@ -288,6 +309,23 @@ TEST_CASE("recorded results replace trainings on another machine", "[sweep]") {
     }
   CHECK_THAT(table, Contains("(n < 3)  "));
   CHECK_THAT(s.sweep("table").out, !Contains("(n < 3)  ") && Contains("control"));
+  std::filesystem::remove_all(s.output);
+
+  // An unfinished training of a recorded trial hides nothing.
+  s.write(head + key + "seeds: [1, 2]\n");
+  REQUIRE(s.sweep("run").code == 0);
+  std::string unfinished;
+  for (const std::string& name : io::list_directory(s.output))
+    if (name.starts_with("plain-s1-")) unfinished = s.output + "/" + name;
+  std::filesystem::remove(unfinished + "/status.json");
+  CHECK_THAT(s.sweep("status").out, Contains("plain-s1     recorded"));
+  for (const char* command : {"run", "table", "record"}) {
+    const auto refused = s.sweep(command);
+    CHECK(refused.code == 73);
+    CHECK_THAT(refused.out, Contains("unfinished here: 1") && Contains("rm -r " + unfinished));
+  }
+  std::filesystem::remove_all(unfinished);
+  CHECK(s.sweep("table").out == table);
   std::filesystem::remove_all(s.output);
 
   // A seed more is trained here, and joins the others. A trial with other settings is another trial.

@@ -19,11 +19,12 @@ def short(value: float | None, digits: int = 3) -> str:
     """1234567 -> 1.23M"""
     if value is None:
         return "-"
+    rounded = float(f"{value:.{digits}g}")  # 999.7 is 1k
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
+        if abs(rounded) >= size:
             return (
-                f"{value / size:.{digits}g}{unit}"
-                if abs(value) < 1000 * size
+                f"{rounded / size:.{digits}g}{unit}"
+                if abs(rounded) < 1000 * size
                 else f"{value / size:.0f}{unit}"
             )
     return f"{value:.{digits}g}"

@@ -170,7 +170,7 @@ def train(options: argparse.Namespace) -> int:
     recorded = records.Records(sweep.record) if sweep.record else None
     lines = recorded.lines if recorded else {}
     if recorded and options.command not in ("plan", "status"):  # those write nothing
-        recorded.make_folders(sweep, sluice)
+        recorded.make_folders(state.looks(sweep.trials, output, lines), sluice)
     if options.command in ("run", "table", "analyze", "slurm"):
         os.makedirs(output, exist_ok=True)
         study.write(sweep, sluice, output)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
@@ -183,12 +184,19 @@ class Records:
             os.fsync(file.fileno())  # it may be the only copy: a crash leaves the old file or the new one, never an empty one
         os.replace(self.path + ".tmp", self.path)
 
-    def make_folders(self, sweep: SweepFile, program: str) -> None:
-        """A run folder without checkpoints for every recorded trial that has no folder here."""
-        for trial in sweep.trials:
-            line = self.lines.get(trial.hash)
-            if line and not os.path.exists(trial.folder):
-                make_folder(trial, line, program)
+    def make_folders(self, found: dict[str, Look], program: str) -> None:
+        """A run folder without checkpoints for every recorded trial that has no finished folder here. An unfinished one is
+        refused: it would hide the result."""
+        missing = [look for look in found.values() if look.record]
+        hiding = [look.trial.folder for look in missing if os.path.exists(look.trial.folder)]
+        if hiding:
+            raise Mistake(
+                73,
+                f"{self.path} has the results of trials whose trainings are unfinished here: {len(hiding)}. Remove these run "
+                f"folders to count the results: rm -r {shlex.join(hiding)}",
+            )
+        for look in missing:
+            make_folder(look.trial, look.record, program)
 
 
 def make_folder(trial: Trial, line: dict[str, Any], program: str) -> None:

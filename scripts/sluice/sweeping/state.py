@@ -150,23 +150,28 @@ class Look:
         folder_of_logs: str,
         record: dict[str, Any] | None = None,
     ) -> None:
-        """record: the trial's line of the sweep's record, for one that has no folder."""
+        """record: the trial's line of the sweep's record, for one that has no finished folder."""
         self.trial = trial
-        self.record = record if record and not os.path.exists(trial.folder) else {}
         self.run = read_json(os.path.join(trial.folder, "run.json"), shapes.RUN)
         self.status = read_json(os.path.join(trial.folder, "status.json"), shapes.STATUS)
-        if self.record:
-            self.run = {**self.record["run"], "config_hash": trial.hash, "recorded": True}
-            self.status = {"state": DONE, "step": self.record["steps"]}
         self.log = os.path.join(folder_of_logs, os.path.basename(trial.folder) + ".log")
+        self.locked = is_locked(self.log)
+        self.record: dict[str, Any] = {}
+        if record and not (self.finished() or self.locked or self.foreign()):
+            self.record = record
+            self.run = {**record["run"], "config_hash": trial.hash, "recorded": True}
+            self.status = {"state": DONE, "step": record["steps"]}
         self.events = events
         # A retry takes back how it ended.
         since = max([i + 1 for i, e in enumerate(events) if e["event"] == "retry"], default=0)
         self.since_retry = events[since:]
         verdicts = [e for e in self.since_retry if e["event"] in ENDS]
         self.verdict = verdicts[-1] if verdicts else {}
-        self.locked = is_locked(self.log)
         self.state = self.judge()
+
+    def finished(self) -> bool:
+        """Whether the folder holds a whole training."""
+        return bool(self.run) and self.status.get("state") == DONE
 
     def foreign(self) -> str:
         """Why the folder is another training's; "" when it is ours or new."""
@@ -178,7 +183,7 @@ class Look:
         return ""
 
     def judge(self) -> str:
-        if self.run and self.status.get("state") == DONE:
+        if self.finished():
             return DONE
         if self.verdict and (
             self.verdict["event"] != DONE or self.run

@@ -82,6 +82,17 @@ class Variant:
         self.name, self.node, self.values = name, node, values
 
 
+def layered(*layers: dict[str, Node]) -> dict[str, Node]:
+    """All keys of the layers, of which later ones win and come last: an index into a list (gates[0].heads) refines what earlier
+    layers say of the list, and what a later one says of the whole list replaces both."""
+    out: dict[str, Node] = {}
+    for layer in layers:
+        for key, node in layer.items():
+            out.pop(key, None)
+            out[key] = node
+    return out
+
+
 class Trial:
     """One configuration and seed. What `sluice plan` says of it is added by plan.py."""
 
@@ -91,8 +102,7 @@ class Trial:
         self.base, self.base_node, self.seed = base, base_node, seed
         self.variant = variant
         self.point = point  # the keys that it shares with the same trial of every other variant
-        # Keys of a variant come last: an index into a list (gates[0].heads) may refine what `set` says of the list.
-        self.values = {**point, **variant.values}
+        self.values = layered(point, variant.values)
         self.name = self.hash = self.folder = ""
         self.group = ""  # what the trials of its configuration are called, whatever their seed
         self.compared_as = ""  # its variant, or its base where the sweep compares bases
@@ -498,7 +508,7 @@ class SweepFile:
             for (base, node), variant, row, point in itertools.product(
                 self.bases, self.variants, self.paired, points
             ):
-                trials.append(Trial(base, node, variant, {**self.defaults, **self.common, **row, **point}, seed))
+                trials.append(Trial(base, node, variant, layered(self.defaults, self.common, row, point), seed))
         labels = {key: self.labels(key, values.items) for key, values in self.grid.items()}
         for key in self.paired[0]:
             labels[key] = self.labels(key, [row[key] for row in self.paired])

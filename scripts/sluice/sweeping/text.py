@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 def count(value: float) -> str:
     """1.67M"""
+    rounded = float(f"{value:.3g}")  # 999,700 is 1M
     for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / limit:.3g}{unit}" if value < 1000 * limit else f"{value / limit:.0f}{unit}"
+        if abs(rounded) >= limit:
+            return f"{rounded / limit:.3g}{unit}" if rounded < 1000 * limit else f"{value / limit:.0f}{unit}"
     return f"{value:.0f}"
 
 
