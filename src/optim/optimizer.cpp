@@ -19,7 +19,8 @@ Tensor rows_or_none(const Tensor& flat, int64_t begin, int64_t count) {
 
 }  // namespace
 
-Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store) : config_(config), store_(store) {
+Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store, bool part)
+    : config_(config), store_(store) {
   for (UpdateRule& rule : rules_of(config)) rules_.push_back({std::move(rule), {}});
   std::vector<bool> used(config.rules.size(), false), overruled = used;
   for (const ParamSpec& spec : store.specs()) {
@@ -40,6 +41,7 @@ Optimizer::Optimizer(const OptimizerConfig& config, ParamStore& store) : config_
     factors_.back() = std::visit([&](const auto& rule) { return rule.factors(multiplier, decays); },
                                  rules_[rule_of(spec)].rule);
   }
+  if (part) return;
   ProblemList problems;
   // A rule without effect is probably a misspelt name.
   for (size_t r = 0; r < used.size(); ++r)

@@ -29,8 +29,9 @@ class Optimizer {
 
   /// After the model has registered its parameters. optimizer.rules are applied in order, the last that
   /// matches a name wins. Error(usage) for one that matches no name, or, unless it freezes, only names of
-  /// frozen parameters; and where nothing is left to train.
-  Optimizer(const OptimizerConfig& config, ParamStore& store);
+  /// frozen parameters; and where nothing is left to train. Not so with `part`: the store holds some of the
+  /// model's experts, and rules may be for the others.
+  Optimizer(const OptimizerConfig& config, ParamStore& store, bool part = false);
 
   /// The rules' state and master weights (only when the store's dtype is bf16).
   void allocate(Context& ctx, Arena& arena) { allocate(ctx, arena, {}); }

@@ -312,7 +312,8 @@ void Run::save(bool keep_all) {
   nlohmann::json state = {{"seconds", train_seconds_}};
   if (loss_ && std::isfinite(*loss_)) state["loss"] = *loss_;
   watch_.save_to(state);
-  saving_->save(state, keep_all);
+  // A skipped step may have made weights that are not worth an older checkpoint.
+  saving_->save(state, keep_all || last_.skipped);
 }
 
 // ---- the end

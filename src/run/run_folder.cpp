@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
 
 #include "checkpoint/manifest.h"
 #include "core/host.h"
@@ -26,15 +27,25 @@ constexpr const char* kFiles[] = {"lock",     "config.yaml",  "config.input.yaml
                                   "bits.log", "console.log",  "heartbeat",         "tb",
                                   "ckpt",     kTokenizerFile, kBpeTokenizerFile};
 
-/// The topmost missing folder of a path; empty if all exist.
-std::string uppermost_missing(std::string path) {
-  std::string missing;
+/// The missing folders of a path, the innermost first.
+std::vector<std::string> missing_folders(std::string path) {
+  std::vector<std::string> missing;
   while (!path.empty() && !io::exists(path)) {
-    missing = path;
+    missing.push_back(path);
     const size_t slash = path.find_last_not_of('/', path.find_last_of('/'));
     path = path.find('/') == std::string::npos || slash == std::string::npos ? "" : path.substr(0, slash + 1);
   }
   return missing;
+}
+
+/// Without it a loss of power may take a new folder's name away, with all that is in it.
+void sync_parent(const std::string& folder) {
+  const std::string parent = std::filesystem::path(folder).parent_path().string();
+  try {
+    io::fsync_directory(parent.empty() ? "." : parent);
+  } catch (const Error& error) {
+    spdlog::warn("{}", error.what());
+  }
 }
 
 bool same_file(int descriptor, const std::string& path) {
@@ -45,8 +56,9 @@ bool same_file(int descriptor, const std::string& path) {
 
 }  // namespace
 
-RunFolder::RunFolder(std::string path) : path_(std::move(path)), created_(uppermost_missing(path_)) {
+RunFolder::RunFolder(std::string path) : path_(std::move(path)), created_(missing_folders(path_)) {
   io::make_directories(path_);
+  for (const std::string& folder : created_) sync_parent(folder);
   if (created_.empty()) before_ = io::list_directory(path_);
   try {
     take_lock();
@@ -93,9 +105,15 @@ void RunFolder::write_owner() {
 
 void RunFolder::take_back() const {
   try {
-    if (!created_.empty()) return io::remove_tree(created_);
-    for (const char* name : kFiles)
-      if (std::find(before_.begin(), before_.end(), name) == before_.end()) io::remove_tree(file(name));
+    if (created_.empty()) {
+      for (const char* name : kFiles)
+        if (std::find(before_.begin(), before_.end(), name) == before_.end()) io::remove_tree(file(name));
+      return;
+    }
+    io::remove_tree(path_);
+    // Other runs may have been started in the parents meanwhile: only empty ones go.
+    for (size_t i = 1; i < created_.size() && rmdir(created_[i].c_str()) == 0; ++i) {
+    }
   } catch (const Error& error) {
     spdlog::warn("left by a failed start: {}", error.what());
   }

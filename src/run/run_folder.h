@@ -16,7 +16,8 @@ class RunFolder {
   /// another process holds it. The lock is released when the process ends, in whatever way.
   explicit RunFolder(std::string path);
   /// After a failed start, that is, one without keep(): removes what it created, which is either the folder
-  /// with the parent folders it created, or the new files of a run in a folder that existed before.
+  /// and those of the parents it created that are empty, or the new files of a run in a folder that existed
+  /// before.
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
@@ -53,7 +54,7 @@ class RunFolder {
   std::string path_, owner_;      // owner: the text in the lock about this process
   std::atomic<int> lock_ = -1;
   bool kept_ = false;
-  std::string created_;              // the topmost folder that was created for it; empty: it existed
+  std::vector<std::string> created_;  // for it: the folder, its parent, ...; empty: it existed
   std::vector<std::string> before_;  // its content at that time
   mutable RepeatedWarning status_warning_;
 };

@@ -90,6 +90,9 @@ void state_data(StartFacts& facts, const Config& config, const Blend& training, 
   state_contents(facts, "the contents of data.train", training);
   for (size_t i = 0; i < evaluator.blends().size(); ++i)
     state_contents(facts, fmt::format("the contents of data.validation[{}]", i), *evaluator.blends()[i]);
+  for (size_t i = 0; i < config.eval.tasks.size(); ++i)
+    facts.set(fmt::format("the contents of eval.tasks[{}]", i),
+              "xxh3:" + checksum(io::read_file(config.eval.tasks[i])), ExitCode::data);
   // A run that goes on does not need them any more; one that begins says itself what is missing.
   if (const std::string& weights = config.train.init_from; !weights.empty())
     facts.set("the contents of train.init_from",

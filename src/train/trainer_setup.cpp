@@ -78,7 +78,8 @@ Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, c
                  ? &sequence_ranks_.emplace(communication_.mesh().context(), config.data.seq_len,
                                             communication_.queue(), sequence_gpus_.get())
                  : nullptr),
-      optimizer_(config.optimizer, store_),
+      optimizer_(config.optimizer, store_,
+                 plan_.expert_parallel()),  // the plan has checked the whole model's rules
       grad_sync_(config.parallel, store_, communication_.mesh(), communication_.device_mesh(),
                  communication_.queue()),
       weight_sync_(config.parallel.zero_stage, store_, communication_.mesh(), communication_.device_mesh(),

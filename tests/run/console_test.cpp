@@ -99,6 +99,20 @@ TEST_CASE("the first stop signal is remembered by name", "[signals]") {
   CHECK(std::string(signals.name()) == "SIGUSR2");
 }
 
+TEST_CASE("a failed start leaves the folders of other runs alone", "[run_folder]") {
+  test::TemporaryFolder folder;
+  {
+    RunFolder first(folder / "new/runs/a");  // creates all three
+    RunFolder other(folder / "new/runs/b");
+    other.write("config.yaml", "x");
+    other.keep();
+  }
+  CHECK_FALSE(io::exists(folder / "new/runs/a"));
+  CHECK(io::read_file(folder / "new/runs/b/config.yaml") == "x");
+  { RunFolder(folder / "newer/runs/a"); }
+  CHECK_FALSE(io::exists(folder / "newer"));
+}
+
 TEST_CASE("only one run at a time owns a run folder", "[run_folder]") {
   test::TemporaryFolder folder;
   {

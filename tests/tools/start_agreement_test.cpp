@@ -25,7 +25,7 @@ using Words = std::vector<std::string>;
 
 /// The error of two thread ranks, of which the second has its own overrides and configuration file.
 std::string started_apart(const TinyRun& t, const Words& other, ExitCode& code,
-                          const std::string& other_config = "") {
+                          const std::string& other_config = "", const Words& first = {}) {
   const StopSignals signals;
   try {
     run_thread_ranks(2, [&](Communicator& ranks) {
@@ -34,7 +34,8 @@ std::string started_apart(const TinyRun& t, const Words& other, ExitCode& code,
       options.overrides = {"train.micro_batch_size=1", "train.global_batch_size=4", "log.console=none"};
       options.ranks = &ranks;
       options.signals = &signals;
-      if (ranks.rank() == 1) options.overrides.insert(options.overrides.end(), other.begin(), other.end());
+      const Words& own = ranks.rank() == 1 ? other : first;
+      options.overrides.insert(options.overrides.end(), own.begin(), own.end());
       if (ranks.rank() == 1 && !other_config.empty()) options.config_path = other_config;
       run_training(options);
     });
@@ -118,6 +119,16 @@ TEST_CASE("ranks compare the contents of their files, not the paths", "[ranks][a
                           Contains("tokens, xxh3-whole:"));
     CHECK(code == ExitCode::data);
   }
+  for (const char* rank : {"0", "1"})
+    io::write_file_atomic(
+        t.folder / "questions" + rank + ".jsonl",
+        std::string(R"({"context": "a", "choices": ["b", "c"], "answer": )") + rank + "}\n");
+  const std::string questions =
+      started_apart(t, {fmt::format("eval.tasks=[{}]", t.folder / "questions1.jsonl")}, code, "",
+                    {fmt::format("eval.tasks=[{}]", t.folder / "questions0.jsonl")});
+  INFO(questions);
+  CHECK_THAT(questions, Contains("ranks do not agree on the contents of eval.tasks[0]: xxh3:"));
+  CHECK(code == ExitCode::data);
   // The same tokens in another folder, the same configuration under another name, and another number of
   // threads are not differences.
   io::make_directories(t.folder / "copy");
