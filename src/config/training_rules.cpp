@@ -29,6 +29,16 @@ void check_micro_batch(const Config& c, Checks& check) {
       fmt::format("train.micro_batch_size = {} samples of data.seq_len = {} tokens are more than the "
                   "{} that a micro-batch may hold",
                   samples, length, kMaxSize));
+  // A gradient's shape would not tell a learned score from the score of a token.
+  const auto& gates = c.model.attention.gates;
+  const bool learned_scores = std::any_of(gates.begin(), gates.end(), [](const GateConfig& gate) {
+    return gate.input == GateInput::none || gate.bias.has_value();
+  });
+  check.require(
+      !learned_scores || samples * length / std::max<int64_t>(1, c.parallel.context) > 1,
+      {"train.micro_batch_size", "data.seq_len", "model.attention.gates"},
+      "a gate with a bias or with input: none needs micro-batches of at least two tokens on each rank "
+      "(train.micro_batch_size x data.seq_len / parallel.context)");
   const int64_t experts = c.model.moe.num_experts_per_tok;
   check.require(
       c.model.moe.num_experts <= 0 || experts < 1 || samples * length > kMaxSize ||

@@ -129,6 +129,12 @@ TEST_CASE("a micro-batch has no more rows than are counted in 32 bits, here and 
         "a.yaml:1:9: train.micro_batch_size = 4 samples of data.seq_len = 536870912 tokens are more than the "
         "2147483647 that a micro-batch may hold");
   CHECK(load_problems({}, {"data.seq_len=536870911"}).empty());
+  for (const char* gate : {"input: none", "bias: 0.1"}) {
+    const std::string gates = fmt::format("model.attention.gates=[{{position: sdpa_output, {}}}]", gate);
+    CHECK_THAT(first(load_problems({}, {gates, "data.seq_len=1", "train.micro_batch_size=1"})),
+               Contains("micro-batches of at least two tokens"));
+    CHECK(load_problems({}, {gates, "data.seq_len=2", "train.micro_batch_size=1"}).empty());
+  }
   const std::string moe = "model.moe={num_experts: 8, num_experts_per_tok: 2}";
   CHECK(load_problems({}, {moe, "data.seq_len=268435455"}).empty());
   CHECK_THAT(first(load_problems({}, {moe, "data.seq_len=268435456"})),

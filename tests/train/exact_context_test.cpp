@@ -202,7 +202,20 @@ TEST_CASE("exact training with shared sequences: selected keys, and the indexer'
   SparseConfig& s = t.config.model.attention.sparse;
   SECTION("without documents") { t.config.data.document_mask = false; }
   SECTION("in bf16") { t.config.train.precision = Precision::bf16; }
-  SECTION("equal tokens tie") { s.indexer.rope = false; }
+  SECTION("equal tokens tie") {
+    s.indexer.rope = false;
+    // Near ties tell whether a query's scores depend on how many queries are scored with it.
+    s.k = {.policy = BudgetPolicy::fixed, .base = 4, .min = 1, .max = 4};
+    t.config.data.document_mask = false;
+    t.config.data.seq_len = 16;
+    t.config.train.global_batch_size = 8, t.config.train.micro_batch_size = 1;
+    t.config.optimizer.lr = 1e-2;
+    for (const uint64_t seed : {1, 2, 3, 4, 5, 6}) {
+      t.config.train.seed = seed;
+      CAPTURE(seed);
+      check_equal(train(t, {}, 16), train(t, {2, 2, 0}, 16));
+    }
+  }
   SECTION("a set of keys for each key/value head, the own one forced") {
     s.scope = IndexScope::kv_head;
     s.force_self = true;

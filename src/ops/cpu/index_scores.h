@@ -150,9 +150,11 @@ class QueryScores {
       for (int64_t c = 0; c < here; ++c)
         for (int64_t i = 0; i < lanes_; i += W) {
           const Vec<A> act = activated(p_, load_vec(w_.products + c * kLaneStride + i) + bias);
-          A* const sum = w_.total + c * kLaneStride + i;
-          const Vec<A> part = load_vec(w_.weights + j * kScoreQueries + i) * act;
-          store_vec(sum, j == 0 ? part : load_vec(sum) + part);
+          A *const product = w_.products + c * kLaneStride + i, *const sum = w_.total + c * kLaneStride + i;
+          // Stored, so that it is rounded before it is added, as write_pairs does: a query's scores must not
+          // depend on how many are scored with it.
+          store_vec(product, load_vec(w_.weights + j * kScoreQueries + i) * act);
+          store_vec(sum, j == 0 ? load_vec(product) : load_vec(sum) + load_vec(product));
         }
     }
     // Up to a whole vector is written beyond the last score, where rows are padded or the next scores come.
