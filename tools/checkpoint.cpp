@@ -99,8 +99,9 @@ int verify(const CheckpointOptions& options) {
 
 std::string resolve(const std::string& path) {
   // A file, or a folder of weights from another program, is used directly.
-  if (!io::is_directory(path) || io::exists(path + "/" + shard_name(kWeightsKind, 0, 1)) ||
-      io::exists(path + "/" + kWeightsIndex))
+  if (!io::is_directory(path) ||
+      (!holds_checkpoints(path) &&
+       (io::exists(path + "/" + shard_name(kWeightsKind, 0, 1)) || io::exists(path + "/" + kWeightsIndex))))
     return path;
   return find_checkpoint(path).path;
 }
@@ -195,8 +196,8 @@ void add_checkpoint_command(Command& app, int& exit_code) {
       ->type_name("N");
   sub->callback([options] { prune(*options); });
 
-  sub = command->add_subcommand("export",
-                                "export only weights, config.json and tokenizer.model, for other programs");
+  sub = command->add_subcommand(
+      "export", "export only weights, config.json and the tokenizer's file, for other programs");
   sub->add_option("checkpoint", options->path, "checkpoint, or run folder (its newest valid checkpoint)")
       ->required()
       ->type_name("CKPT");
@@ -208,7 +209,7 @@ void add_checkpoint_command(Command& app, int& exit_code) {
 
   sub = command->add_subcommand(
       "merge",
-      "export weights with merged adapters (lora), config.json and tokenizer.model, for other programs");
+      "export weights with merged adapters (lora), config.json and the tokenizer's file, for other programs");
   sub->add_option("checkpoint", options->path, "checkpoint, or run folder (its newest valid checkpoint)")
       ->required()
       ->type_name("CKPT");

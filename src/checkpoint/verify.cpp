@@ -164,6 +164,10 @@ std::vector<std::string> list_checkpoints(const std::string& folder) {
   return paths;
 }
 
+bool holds_checkpoints(const std::string& folder) {
+  return !list_checkpoints(folder + "/ckpt").empty() || !list_checkpoints(folder).empty();
+}
+
 CheckpointInfo verify_checkpoint(const std::string& path, Communicator* ranks) {
   const int rank = ranks ? ranks->rank() : 0, size = ranks ? ranks->size() : 1;
   CheckpointInfo info;

@@ -63,6 +63,11 @@ class Reading {
                                  : HfFormat::llama;
     if (out_.format == HfFormat::qwen3) read_gated_qwen3();
     refuse_unknown(type);
+    if (type.vocab_size == 0 && !top_.find("vocab_size"))
+      fail(ExitCode::data,
+           "{}: vocab_size is missing: a model of type {} has no usual one; set it to the rows of its "
+           "embedding",
+           path_, type.name);
     return std::move(out_);
   }
 

@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <filesystem>
 #include <memory>
 
 #include "checkpoint/manifest.h"
@@ -32,6 +33,12 @@ std::unique_ptr<Tokenizer> tokenizer_from_elsewhere(const CheckpointInfo& checkp
 
 NewFolderContent::NewFolderContent(const std::string& folder, const std::vector<std::string>& names)
     : folder_(folder) {
+  if (folder.empty()) fail(ExitCode::usage, "the output folder has no name; give one, such as -o exported");
+  if (io::exists(folder + "/" + kManifestName) || holds_checkpoints(folder))
+    fail(ExitCode::cannot_create,
+         "{}: holds the checkpoints of a run, among which an export would be taken for one; choose another "
+         "folder, such as {}-export",
+         folder, std::filesystem::path(folder + "/.").lexically_normal().parent_path().string());
   for (const std::string& name : names)
     if (const std::string path = folder + "/" + name; io::exists(path))
       fail(ExitCode::cannot_create, "{} exists; nothing was written", path);

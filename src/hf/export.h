@@ -14,7 +14,8 @@ namespace sluice {
 /// is there afterwards.
 class NewFolderContent {
  public:
-  /// Makes the folder. Error(cannot_create) when one of `names` is in it already.
+  /// Makes the folder. Error(cannot_create) when one of `names` is in it already, or when it is a run, its
+  /// ckpt or a checkpoint, whose weights would be mistaken for these; Error(usage) when it has no name.
   NewFolderContent(const std::string& folder, const std::vector<std::string>& names);
   io::NewFile& add(const std::string& name);
   void add(const std::string& name, std::string_view content) { add(name).write(content); }

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "checkpoint/manifest.h"
+#include "checkpoint/store.h"
 #include "config/load.h"
 #include "core/io.h"
 #include "core/strict_json.h"
@@ -56,7 +57,7 @@ ModelFiles open_folder(const std::string& folder, const OpenOptions& options) {
 }  // namespace
 
 bool is_hf_folder(const std::string& path) {
-  return io::is_directory(path) && !io::exists(path + "/" + kManifestName) &&
+  return io::is_directory(path) && !io::exists(path + "/" + kManifestName) && !holds_checkpoints(path) &&
          io::exists(path + "/config.json") &&
          (io::exists(path + "/" + shard_name(kWeightsKind, 0, 1)) || io::exists(path + "/" + kWeightsIndex));
 }

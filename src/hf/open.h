@@ -17,7 +17,7 @@ struct OpenOptions {
   ModelUse use = ModelUse::text;       // what overrides are read for
 };
 
-/// Whether a path is a folder with config.json and weights, and not a checkpoint.
+/// Whether a path is a folder with config.json and weights, and neither a checkpoint nor a run.
 bool is_hf_folder(const std::string& path);
 
 /// A configuration with the model of a Hugging Face folder, its tokenizer where it is known, and defaults

@@ -221,8 +221,8 @@ std::vector<std::string> weight_files(const std::string& path) {
 }
 
 bool holds_model(const std::string& folder) {
-  return io::exists(folder + "/" + shard_name(kWeightsKind, 0, 1)) ||
-         io::exists(folder + "/" + kWeightsIndex);
+  return !holds_checkpoints(folder) && (io::exists(folder + "/" + shard_name(kWeightsKind, 0, 1)) ||
+                                        io::exists(folder + "/" + kWeightsIndex));
 }
 
 CheckpointInfo newest_of(const std::string& path, Communicator* ranks) {

@@ -251,4 +251,48 @@ TEST_CASE("documents of an exported folder end with the token of the run", "[exp
   CHECK_THAT(bytes.err, Contains("--end-of-document x: only a tokenizer.json"));
 }
 
+TEST_CASE("an export does not take the place of a run's checkpoints", "[export]") {
+  const Exported t;
+  REQUIRE(t.train().code == 0);
+  for (const std::string& folder :
+       {t.run, t.run + "/", t.run + "/ckpt", step_folder(t.run, 4), t.folder / "./run/../run"})
+    for (const std::vector<std::string>& command :
+         {std::vector<std::string>{"export"}, {"checkpoint", "export"}}) {
+      std::vector<std::string> arguments = command;
+      arguments.insert(arguments.end(), {t.run, "-o", folder});
+      const Outcome o = t.sluice(arguments);
+      INFO(folder << o.out << o.err);
+      CHECK(o.code == 73);
+      CHECK_THAT(o.err, Contains("holds the checkpoints of a run"));
+      CHECK_FALSE(io::exists(folder + "/model.safetensors.tmp"));
+    }
+  CHECK_FALSE(io::exists(t.run + "/model.safetensors"));
+  const Outcome nameless = t.sluice({"export", t.run, "-o", ""});
+  CHECK(nameless.code == 64);
+  CHECK_THAT(nameless.err, Contains("the output folder has no name"));
+  // Where an older program has written one there, the run is what is read.
+  t.write_export();
+  for (const std::string& name : io::list_directory(t.out))
+    std::filesystem::copy_file(t.out + "/" + name, t.run + "/" + name);
+  const Outcome o = t.sluice({"eval", t.run, "--json"});
+  REQUIRE(o.code == 0);
+  CHECK(nlohmann::json::parse(o.out).at("step") == 8);
+  CHECK_THAT(t.sluice({"import", t.run}).err, Contains("is not a Hugging Face folder"));
+}
+
+TEST_CASE("an export without vocab_size is refused by file and key", "[export]") {
+  const Exported t;
+  REQUIRE(t.train().code == 0);
+  t.write_export("sluice");
+  nlohmann::json config = t.json_of(t.out + "/config.json");
+  config.erase("vocab_size");
+  for (const std::string& text : {config.dump(), std::string("{\"model_type\": \"sluice\"}")}) {
+    write_bytes(t.out + "/config.json", text);
+    const Outcome o = t.sluice({"eval", t.out, "--data", "held_out=" + (t.folder / "held_out")});
+    INFO(o.err);
+    CHECK(o.code == 65);
+    CHECK_THAT(o.err, Contains("out/config.json: vocab_size is missing"));
+  }
+}
+
 }  // namespace sluice::test
