@@ -43,10 +43,11 @@ void add_export_command(Command& app, int&) {
   std::vector<std::string> formats = {"auto"};
   for (const std::string_view name : EnumNames<HfFormat>::names) formats.emplace_back(name);
   command
-      ->add_option("--format", options->format,
-                   "auto: the first of qwen3, llama, qwen3_moe, qwen3_next that holds the model exactly, "
-                   "otherwise sluice, whose code goes along (trust_remote_code); gated_attention: that of "
-                   "qiuzh20/gated_attention")
+      ->add_option(
+          "--format", options->format,
+          "auto: the first of qwen3, llama, qwen3_moe, qwen3_next, gpt_oss that holds the model exactly, "
+          "otherwise sluice, whose code goes along (trust_remote_code); gated_attention: that of "
+          "qiuzh20/gated_attention")
       ->type_name("FORMAT")
       ->one_of(formats);
   command->add_option("--dtype", options->dtype, "bf16 or f32; default: as the checkpoint stores them")

@@ -47,10 +47,11 @@ constexpr const char* kHelp =
     "\n"
     "Each has its own help with examples:    sluice train --help (without a command: this text)\n"
     "Every configuration key is explained:   sluice config reference\n"
-    "Exit codes: 0 ok, 64 usage or configuration, 65 bad data, 66 missing input, 70 internal, 71 out of "
-    "memory,\n"
-    "73 cannot create, 74 final save failed, 75 stopped by a signal and saved, 76 a rank hung or was lost,\n"
-    "78 too many bad steps, 79 ranks hold different bits\n";
+    "Exit codes: 0 ok, 1 a comparison found differences, 64 usage or configuration, 65 bad data, 66 missing\n"
+    "input, 70 internal, 71 out of memory, 73 cannot create, 74 final save failed, 75 stopped by a signal "
+    "and\n"
+    "saved, 76 a rank hung or was lost, 78 too many bad steps, 79 memory changed, or ranks hold different "
+    "bits\n";
 
 int report(const std::string& message, sluice::ExitCode code) {
   // Pending warnings are printed first.
@@ -65,7 +66,10 @@ int report(const std::string& message, sluice::ExitCode code) {
 /// first: the first argument.
 std::string usage_message(const CLI::App& app, const CLI::ParseError& error, const std::string& first) {
   std::string command = "sluice";
-  for (const CLI::App* chosen : app.get_subcommands()) command += " " + chosen->get_name();
+  for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
+    at = at->get_subcommands()[0];
+    command += " " + at->get_name();
+  }
   std::string what = error.what();
   if (what.empty()) what = error.get_name();
   if (command == "sluice" && dynamic_cast<const CLI::ExtrasError*>(&error)) {

@@ -36,7 +36,7 @@ struct RulerCommand {
   uint64_t seed = 42;
   double yarn = 1;
   bool json = false;
-  const Option* samples_option = nullptr;
+  const Option *samples_option = nullptr, *lengths_option = nullptr;
   std::vector<std::pair<const char*, const Option*>> of_generated;  // options of prompts that are generated
 };
 
@@ -80,6 +80,12 @@ RulerTexts texts_of(const RulerCommand& c) {
   if (!c.questions_1.empty()) texts.questions_1 = read_questions(c.questions_1);
   if (!c.questions_2.empty()) texts.questions_2 = read_questions(c.questions_2);
   return texts;
+}
+
+/// The lengths, for a message.
+std::string shown_lengths(const RulerCommand& c) {
+  return c.lengths_option->given() ? "--lengths " + c.lengths
+                                   : fmt::format("--lengths is not given, which means {}", c.lengths);
 }
 
 /// Configuration keys that stretch a model's positions by a factor, without training (YaRN, Peng et al.
@@ -130,7 +136,7 @@ std::vector<RulerCell> generated_cells(const RulerCommand& c, const RulerTexts& 
         spdlog::warn("left out: {}", error.what());
       }
     }
-  if (cells.empty()) fail(ExitCode::usage, "no task fits into a length of {} tokens", c.lengths);
+  if (cells.empty()) fail(ExitCode::usage, "{}: no task fits into so few tokens", shown_lengths(c));
   return cells;
 }
 
@@ -247,7 +253,7 @@ void read_inputs(Inputs& in, StartFacts& facts, const RulerCommand& c, const Mes
                                : file_cells(c, trained.tokenizer(), begins);
   for (const RulerCell& cell : in.cells) in.longest = std::max(in.longest, cell.length);
   if (const int64_t positions = max_positions(trained.config()); in.longest > positions && c.prompts.empty())
-    fail(ExitCode::usage, "--lengths {}: {} tokens are more than the model's {} positions; {}", c.lengths,
+    fail(ExitCode::usage, "{}: {} tokens are more than the model's {} positions; {}", shown_lengths(c),
          in.longest, positions, stretching(trained.config(), c.yarn, in.longest));
   in.longest = std::min(in.longest, max_positions(trained.config()));
   in.header = {{"schema", 1},
@@ -352,8 +358,9 @@ void add_ruler_command(Command& app, int& exit_code) {
     c->of_generated.emplace_back(name, option);
     return option;
   };
-  generated("--lengths", c->lengths, "tokens of a prompt with its answer; k is 1,024 (1k)")
-      ->type_name("L,L,...");
+  c->lengths_option =
+      generated("--lengths", c->lengths, "tokens of a prompt with its answer, k being 1,024 (default: 1k)")
+          ->type_name("L,L,...");
   generated("--tasks", c->tasks,
             "all that texts and length allow, or names: niah_single_1 to _3, niah_multikey_1 to _3, "
             "niah_multivalue, niah_multiquery, vt, cwe, fwe, qa_1, qa_2 (all)")

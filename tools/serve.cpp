@@ -8,6 +8,7 @@
 
 #ifdef SLUICE_HAS_HTTPLIB
 #include <httplib.h>
+#include <netdb.h>
 
 #include <algorithm>
 #include <atomic>
@@ -185,6 +186,14 @@ void set_limits(httplib::Server& server, const ServeOptions& options) {
   });
 }
 
+void require_known_host(const std::string& host) {
+  addrinfo* found = nullptr;
+  if (const int problem = getaddrinfo(host.c_str(), nullptr, nullptr, &found))
+    fail(ExitCode::usage, "--host {}: the host is unknown ({}); 127.0.0.1 is this machine", host,
+         gai_strerror(problem));
+  freeaddrinfo(found);
+}
+
 void serve(const ServeOptions& options) {
   ModelFiles files = open_model(options.path, {{}, options.device, options.tokenizer});
   const std::string what = files.path + files.step_text();
@@ -209,8 +218,12 @@ void serve(const ServeOptions& options) {
   } else if (!server.bind_to_port(options.host, port)) {
     port = -1;
   }
-  if (port < 0)
-    fail(ExitCode::cannot_create, "cannot listen on {}:{}; is the port taken?", options.host, options.port);
+  if (port < 0) {
+    require_known_host(options.host);
+    fail(ExitCode::cannot_create,
+         "cannot listen on {}:{}; is the port taken, or {} not an address of this machine?", options.host,
+         options.port, options.host);
+  }
   fmt::print("{}: http://{}:{}/v1/completions\n", what, options.host, port);
   std::fflush(stdout);
   const StopSignals signals;

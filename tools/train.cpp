@@ -46,7 +46,14 @@ void add_train_command(Command& app, int& exit_code) {
       "  sluice train configs/quickstart/gated.yaml\n"
       "  sluice train configs/quickstart/gated.yaml optimizer.lr=2e-3 run_dir=runs/lr2e-3\n");
   command->callback([options, run_dir, &app, &exit_code] {
-    if (!run_dir->empty()) options->overrides.push_back("run_dir=" + *run_dir);
+    if (!run_dir->empty()) {
+      const std::string override = "run_dir=" + *run_dir;
+      for (const std::string& text : options->overrides)
+        if (text.starts_with("run_dir=") && text != override)
+          fail(ExitCode::usage, "--run-dir {} and {}: two run folders; leave one of them out", *run_dir,
+               text);
+      options->overrides.push_back(override);
+    }
     options->command_line = app.program() + " train " + options->config_path;
     for (const std::string& text : options->overrides) options->command_line += " '" + text + "'";
     for (const std::string& key : options->allow_change) options->command_line += " --allow-change " + key;

@@ -90,6 +90,10 @@ TEST_CASE("bad command lines are refused", "[bad_input]") {
                Catch::Contains("Usage: ") && Catch::Contains("[OPTIONS] SUBCOMMAND"));
   }
   expect(t.sluice({"synthesize", "bigram"}), 64, {"unknown command bigram; commands: ", "bigram-backcopy"});
+  expect(t.sluice({"checkpoint", "prune", t.run}), 64,
+         {"--keep-last is required (see sluice checkpoint prune --help)"});
+  expect(t.train({"--run-dir", t.folder / "a", "run_dir=" + (t.folder / "b")}), 64, {"two run folders"});
+  CHECK_FALSE(io::exists(t.folder / "a"));
   expect(t.sluice({"train"}), 64, {"config"});
   expect(t.sluice({"train", t.config, "--no-such-option"}), 64, {"--no-such-option"});
   expect(t.sluice({"train", t.folder / "missing.yaml"}), 66, {"missing.yaml"});

@@ -156,7 +156,9 @@ TEST_CASE("ruler refuses what cannot be measured", "[ruler]") {
           "2048 tokens are more than the model's 700 positions; --yarn 3");
   refused({"--lengths", "1x"}, "\"1x\" is no number of tokens");
   refused({"--lengths", "300", "--tasks", "vt"}, "the shortest prompt has");
-  refused({"--lengths", "100"}, "no task fits into a length of 100");
+  refused({"--lengths", "100"}, "--lengths 100: no task fits into so few tokens");
+  refused({"--tasks", "fwe"},
+          "--lengths is not given, which means 1k: 1024 tokens are more than the model's 700 positions");
   refused({"--lengths", "700", "--tasks", "needle"}, "--tasks needle: known are all, niah_single_1");
   refused({"--lengths", "700", "--tasks", "qa_1"}, "qa_1 needs --qa-1 JSONL");
   refused({"--lengths", "700", "--context", "3"}, "--context 3: as many ranks can share a prompt as 1, 2, 4");
