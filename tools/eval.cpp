@@ -15,6 +15,7 @@
 #include "eval/trained_model.h"
 #include "eval_tasks.h"
 #include "model_inputs.h"
+#include "outputs.h"
 #include "ranks.h"
 #include "run/metrics.h"
 #include "run/rank_threads.h"
@@ -28,7 +29,7 @@ struct EvalOptions {
   std::vector<std::string> overrides, sets, data;
   TokenRecordFiles records;
   int64_t max_tokens = 0;
-  bool json = false;
+  bool json = false, force = false;
   std::string zeroed = "none";
   double sink_threshold = -1;  // -1: not given
   EvalTasksOptions tasks;
@@ -85,6 +86,15 @@ void refuse_beside_tasks(const EvalOptions& options) {
     if (is_given) fail(ExitCode::usage, "{} has no effect on --tasks; leave one of them out", option);
 }
 
+/// Neither a file of the model nor the tokens of a set are lost to the arrays of single tokens.
+void check_records(const EvalOptions& options, const std::vector<DataSource>& sets) {
+  std::vector<std::string> inputs;
+  for (const DataSource& set : sets)
+    for (const char* ending : {"", ".bin", ".idx", ".json"}) inputs.push_back(set.path + ending);
+  check_array_outputs({{"--per-token", options.records.losses}, {"--logits", options.records.logits}}, inputs,
+                      options.force);
+}
+
 void evaluate(const EvalOptions& options, Communicator& ranks) {
   OpenOptions how{options.overrides, options.device, options.tokenizer, ModelUse::losses};
   if (!options.tasks.files.empty()) {
@@ -118,6 +128,7 @@ void evaluate(const EvalOptions& options, Communicator& ranks) {
   if (ranks.size() > 1 && (records || zeroing))
     fail(ExitCode::usage,
          "--per-token, --logits and --zero-first-value take whole samples; leave out parallel.context");
+  check_records(options, sets);
   const int64_t tokens = tokens_per_micro_batch(config);
   const TrainedModel trained(std::move(inputs.files), tokens, ranks.size() > 1 ? &ranks : nullptr);
   const Evaluator evaluator(sets, config, trained.tokenizer(), options.max_tokens);
@@ -217,6 +228,7 @@ void add_eval_command(Command& app, int&) {
       ->add_option("--logits", options->records.logits,
                    "also write all logits: (samples, seq_len, vocab_size)")
       ->type_name("FILE.npy");
+  command->add_flag("--force", options->force, "replace existing files of --per-token and --logits");
   command->add_flag("--json", options->json, "print one line of JSON, as in eval.jsonl");
   command->footer(
       "With parallel.context=N, N ranks share every sample, on CPUs, and so the memory of its "

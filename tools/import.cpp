@@ -8,6 +8,7 @@
 #include "commands.h"
 #include "core/io.h"
 #include "hf/open.h"
+#include "outputs.h"
 
 namespace sluice {
 namespace {
@@ -24,6 +25,10 @@ void import_model(const ImportOptions& options) {
          "{} is not a Hugging Face folder: it needs config.json and model.safetensors, or shards with "
          "model.safetensors.index.json",
          options.folder);
+  std::vector<std::string> inputs;  // what the model is made of, and not a configuration made of it
+  for (const std::string& name : io::list_directory(options.folder))
+    if (!name.ends_with(".yaml") && !name.ends_with(".yml")) inputs.push_back(options.folder + "/" + name);
+  if (!options.output.empty()) refuse_inputs(options.output, inputs, "choose another file");
   if (!options.output.empty() && !options.force && io::exists(options.output))
     fail(ExitCode::cannot_create, "{} exists; use --force to replace it", options.output);
   const Import result = import_folder(options.folder);

@@ -1,6 +1,8 @@
 #include "outputs.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <string_view>
 
 #include "core/error.h"
 #include "core/io.h"
@@ -13,6 +15,21 @@ namespace {
 bool same_file(const std::string& a, const std::string& b) {
   std::error_code ignored;  // where one of them does not exist, nothing can be lost
   return std::filesystem::equivalent(a, b, ignored);
+}
+
+/// The same for every name of a file, whether it exists or not. What of a relative path does not exist, and
+/// so all of it where its first folder is missing, weakly_canonical would leave relative.
+std::filesystem::path normal(const std::string& path) {
+  return std::filesystem::weakly_canonical(std::filesystem::absolute(path));
+}
+
+bool is_npy(const std::string& path) {
+  constexpr std::string_view magic = "\x93NUMPY";
+  if (io::is_directory(path)) return false;
+  const io::MappedFile file(path);
+  return file.size() >= std::ssize(magic) &&
+         std::equal(magic.begin(), magic.end(), file.data(),
+                    [](char a, unsigned char b) { return static_cast<unsigned char>(a) == b; });
 }
 
 }  // namespace
@@ -28,7 +45,8 @@ void refuse_inputs(const std::string& output, const std::vector<std::string>& in
 
 void check_token_outputs(const std::vector<std::string>& prefixes, const std::vector<std::string>& inputs,
                          bool force) {
-  const auto normal = [](const std::string& prefix) { return std::filesystem::weakly_canonical(prefix); };
+  if (!prefixes.empty() && prefixes[0].empty())
+    fail(ExitCode::usage, "-o is empty; give the prefix of the token files, such as data/train");
   for (size_t i = 0; i < prefixes.size(); ++i) {
     const std::string& prefix = prefixes[i];
     if (prefix.empty()) continue;
@@ -41,6 +59,13 @@ void check_token_outputs(const std::vector<std::string>& prefixes, const std::ve
         fail(ExitCode::usage,
              "{}: the files' names are PREFIX.bin, PREFIX.idx and PREFIX.json; give the prefix {}", prefix,
              prefix.substr(0, prefix.size() - ending.size()));
+    if (const auto last = std::filesystem::path(prefix).filename();
+        last.empty() || last == "." || last == "..")
+      fail(ExitCode::usage,
+           "{}: is a folder, but the files' names are PREFIX.bin, PREFIX.idx and PREFIX.json; give a prefix "
+           "in "
+           "it, such as {}",
+           prefix, (std::filesystem::path(prefix) / "tokens").string());
     const std::string other = "choose another prefix, such as " + prefix + ".tokens";
     for (const char* ending : {".bin", ".idx", ".json"}) refuse_inputs(prefix + ending, inputs, other);
     const std::string description = prefix + ".json";
@@ -57,6 +82,26 @@ void check_token_outputs(const std::vector<std::string>& prefixes, const std::ve
         fail(ExitCode::cannot_create,
              "{}{}: exists; choose another prefix, or --force to replace {}.bin, {}.idx and {}.json", prefix,
              ending, prefix, prefix, prefix);
+}
+
+void check_array_outputs(const std::vector<NamedOutput>& outputs, const std::vector<std::string>& inputs,
+                         bool force) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const auto& [option, path] = outputs[i];
+    if (path.empty()) continue;
+    for (size_t j = 0; j < i; ++j)
+      if (!outputs[j].path.empty() && normal(path) == normal(outputs[j].path))
+        fail(ExitCode::usage, "{} and {} are both {}; give them different files", outputs[j].option, option,
+             path);
+    refuse_inputs(path, inputs, "choose another file");
+    if (!io::exists(path)) continue;
+    if (!is_npy(path))
+      fail(ExitCode::cannot_create,
+           "{} {}: exists and is not a NumPy array, so it is not replaced, even with --force; choose another "
+           "file",
+           option, path);
+    if (!force) fail(ExitCode::cannot_create, "{} {}: exists; --force replaces it", option, path);
+  }
 }
 
 }  // namespace sluice

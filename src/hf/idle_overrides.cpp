@@ -3,9 +3,12 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
+#include <regex>
 #include <string_view>
 
+#include "config/load.h"
 #include "config/model_function.h"
+#include "config/yaml.h"
 #include "core/error.h"
 
 namespace sluice {
@@ -54,6 +57,21 @@ constexpr std::pair<std::string_view, std::string_view> kInstead[] = {
     {"train.seed", "sluice generate --seed N"},
 };
 
+/// A key with a value, or a section or list of them; in a list with any index, or none.
+void refuse_unknown(const std::string& text, const std::string& key) {
+  if (text.find('=') == std::string::npos || key.empty())
+    fail(ExitCode::usage, "{}: is not key=value, as data.seq_len=1024 is", yaml::printable(text));
+  const std::string any_element = std::regex_replace(key, std::regex("\\[[^\\]]*\\]"), "[]");
+  std::vector<std::string> known;
+  for (const KeyInfo& info : config_keys()) known.push_back(info.key);
+  if (std::any_of(known.begin(), known.end(),
+                  [&](const std::string& one) { return names_key(any_element, one); }))
+    return;
+  const std::string near = yaml::nearest(key, known);
+  fail(ExitCode::usage, "{}: unknown key {}{}", yaml::printable(text), yaml::printable(key),
+       near.empty() ? "; sluice config reference lists all" : fmt::format("; did you mean {}?", near));
+}
+
 }  // namespace
 
 void refuse_idle_overrides(const std::vector<std::string>& overrides, ModelUse use) {
@@ -71,6 +89,7 @@ void refuse_idle_overrides(const std::vector<std::string>& overrides, ModelUse u
   if (given("data.seq_len")) allowed.push_back("eval.ruler");
   for (const std::string& text : overrides) {
     const std::string key = key_of(text);
+    refuse_unknown(text, key);
     if (any_names(allowed, key) && !any_names(kOfTraining, key)) continue;
     std::string instead;
     for (const auto& [name, option] : kInstead)

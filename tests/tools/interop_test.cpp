@@ -170,7 +170,7 @@ TEST_CASE("a folder is evaluated with overrides, token by token", "[interop]") {
         loss(t, t.run,
              {"--max-tokens", "96", "--per-token", t.folder / "sinks.npy", "--zero-first-value", "sinks",
               "--sink-threshold", fmt::format("0.{}", percent), "train.micro_batch_size=4",
-              "train.global_batch_size=4"});
+              "train.global_batch_size=4", "--force"});
     sum = 0;
     for (const float x : npy(t.folder / "sinks.npy")) sum += static_cast<double>(x);
     INFO(percent);
@@ -178,6 +178,41 @@ TEST_CASE("a folder is evaluated with overrides, token by token", "[interop]") {
     results.insert(chosen);
   }
   CHECK(results.size() > 2);
+  // Nothing is lost to the arrays: neither each other, nor what is read, nor an array that is there.
+  const auto refused = [&](int code, const std::string& part, const std::string& file,
+                           const std::vector<std::string>& more) {
+    const std::string before = io::exists(file) ? io::read_file(file) : "";
+    std::vector<std::string> arguments = {"eval", t.run, "--per-token", file};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const Outcome o = t.sluice(arguments);
+    INFO(o.err);
+    CHECK(o.code == code);
+    CHECK_THAT(o.err, Contains(part));
+    CHECK((io::exists(file) ? io::read_file(file) : "") == before);
+  };
+  refused(73, "exists; --force replaces it", losses, {});
+  refused(64, "--per-token and --logits are both", t.folder / "both.npy",
+          {"--logits", t.folder / "./both.npy"});
+  for (const std::vector<std::string>& more : {std::vector<std::string>{}, {"--force"}}) {
+    refused(64, "held_out.bin: is read as an input", t.folder / "held_out.bin", more);
+    refused(73, "exists and is not a NumPy array", t.run + "/config.yaml", more);
+    refused(73, "exists and is not a NumPy array", step_folder(t.run, 8) + "/model.safetensors", more);
+  }
+  const Outcome import = t.sluice({"import", folder, "-o", folder + "/config.json", "--force"});
+  CHECK(import.code == 64);
+  CHECK_THAT(import.err, Contains("config.json: is read as an input and would be overwritten"));
+  // An override without effect is told from one that there is none of.
+  for (const auto& [text, part] :
+       {std::pair<std::string, std::string>{"extra", "extra: is not key=value"},
+        {"foo=1", "foo=1: unknown key foo"},
+        {"data.seq_length=8", "unknown key data.seq_length; did you mean data.seq_len?"},
+        {"model.rope.thetta=8", "unknown key model.rope.thetta; did you mean model.rope.theta?"},
+        {"optimizer.lr=1", "optimizer.lr=1: has no effect on a trained model here"},
+        {"optimizer.rules[0].lr_multiplier=1", "has no effect on a trained model here"}}) {
+    const Outcome o = t.sluice({"generate", t.run, text});
+    CHECK(o.code == 64);
+    CHECK_THAT(o.err, Contains(part));
+  }
   // A loss is the log-sum-exp of the logits without that of the target, which is in the files of tokens.
   double total = 0;
   for (size_t i = 0; i < 257; ++i) total += std::exp(static_cast<double>(all[i]));

@@ -1,4 +1,5 @@
 // sluice synthesize, and a training on what it writes.
+#include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -112,6 +113,19 @@ TEST_CASE("what cannot be synthesized is refused, and no files are left", "[synt
   refused(64, "go together", with({"--validation-documents", "4"}));
   refused(64, "-o and --validation-prefix are both",
           with({"--validation-prefix", folder / "./x", "--validation-documents", "4"}));
+  // Both names are relative, or one of them, and the folder does not exist.
+  for (const auto& [a, b] : {std::pair<std::string, std::string>{"y", "./y"},
+                             {"y", std::filesystem::current_path() / "y"},
+                             {"none/../y", "y"},
+                             {"none/y", std::filesystem::current_path() / "none/y"}})
+    refused(
+        64, "-o and --validation-prefix are both",
+        {"induction", "-o", a, "--documents", "3", "--validation-prefix", b, "--validation-documents", "2"});
+  CHECK_FALSE(io::exists("y.bin"));
+  refused(64, "-o is empty", {"induction", "-o", "", "--documents", "3"});
+  for (const std::string& prefix : std::vector<std::string>{".", "..", folder / "new/", folder / "."})
+    refused(64, prefix + ": is a folder", {"induction", "-o", prefix, "--documents", "3"});
+  refused(64, "(see sluice synthesize induction --help)", {"induction", "--tokens", "1"});
   refused(64, "--seed: must not be negative, got -1", with({"--seed", "-1"}));
   refused(64, "--seed: is too large: 18446744073709551616", with({"--seed", "18446744073709551616"}));
   refused(64, "--seq-len: has a leading zero", with({"--seq-len", "010"}));

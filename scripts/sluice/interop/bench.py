@@ -69,7 +69,7 @@ class Bench:
             return self.last[1]
         out = self.folder / "logits.npy"
         self.run(
-            "eval", path, "--data", f"t={self.folder / 'text'}", "--max-tokens", str(LENGTH), "--logits", str(out),
+            "eval", path, "--data", f"t={self.folder / 'text'}", "--max-tokens", str(LENGTH), "--logits", str(out), "--force",
             "--tokenizer", "byte", f"data.seq_len={LENGTH}", f"train.precision={self.precision}", *more,
         )  # fmt: skip
         self.last = key, np.load(out)[0]
