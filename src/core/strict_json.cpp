@@ -1,5 +1,6 @@
 #include "core/strict_json.h"
 
+#include <algorithm>
 #include <set>
 #include <vector>
 
@@ -39,7 +40,9 @@ nlohmann::json parse_strict_json(std::string_view text, const std::string& path,
   try {
     return json::parse(text.begin(), text.end(), watch);
   } catch (const json::exception& error) {
-    fail(ExitCode::data, "{}: not JSON: {}", path, printable(error.what(), 300));
+    std::string_view what = error.what();  // "[json.exception.parse_error.101] parse error at line 1, ..."
+    what.remove_prefix(what.starts_with("[json.exception") ? std::min(what.find("] ") + 2, what.size()) : 0);
+    fail(ExitCode::data, "{}: not JSON: {}", path, printable(what, 300));
   }
 }
 

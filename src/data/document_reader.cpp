@@ -44,6 +44,21 @@ std::string json_problem(std::string_view what) {
   return printable(what.substr(0, what.find("; last read")), 200);
 }
 
+/// Whether an object has a key twice, of whose values the parser keeps the last. Looked into only where the
+/// line shows the key twice, since it takes as long as reading the line; spelled with escapes it goes unseen.
+bool has_twice(std::string_view line, const std::string& key) {
+  const std::string quoted = fmt::format("\"{}\"", key);
+  const size_t first = line.find(quoted);
+  if (first == std::string_view::npos || line.find(quoted, first + 1) == std::string_view::npos) return false;
+  int64_t count = 0;
+  const auto watch = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& parsed) {
+    count += depth == 1 && event == nlohmann::json::parse_event_t::key && parsed == key;
+    return true;
+  };
+  [[maybe_unused]] const auto unused = nlohmann::json::parse(line, watch);
+  return count > 1;
+}
+
 }  // namespace
 
 std::string text_of_json_line(std::string_view line, const std::string& key, const std::string& where,
@@ -62,6 +77,7 @@ std::string text_of_json_line(std::string_view line, const std::string& key, con
   const auto found = object.find(key);
   if (found == object.end() || !found->is_string())
     fail(ExitCode::data, "{}: has no text under the key \"{}\" (--key selects another){}", where, key, hint);
+  if (has_twice(line, key)) fail(ExitCode::data, "{}: has the key \"{}\" twice{}", where, key, hint);
   return std::move(found->get_ref<std::string&>());
 }
 

@@ -191,38 +191,49 @@ std::optional<TokenFileInfo> read_token_file_info(const std::string& prefix) {
   const std::string path = prefix + ".json";
   if (!io::exists(path)) return std::nullopt;
   const std::string text = io::read_file(path, int64_t{1} << 20);
-  try {
-    const auto j = nlohmann::json::parse(text);
-    if (j.at("schema") != 1) fail(ExitCode::data, "{}: schema: only 1 is supported", path);
-    // Without one of the optional keys, an older version wrote the file.
-    const auto number = [&](const char* key, bool optional = false) {
-      if (optional && !j.contains(key)) return int64_t{0};
-      const nlohmann::json& value = j.at(key);
-      const bool fits = value.is_number_unsigned() &&
-                        value.get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
-      if (!fits)
-        fail(ExitCode::data, "{}: {} must be a whole number of at least 0, got {}", path, key,
-             printable(value.dump(-1, ' ', true), 60));
-      return value.get<int64_t>();
-    };
-    TokenFileInfo info;
-    j.at("tokenizer").get_to(info.tokenizer);
-    info.vocab_size = number("vocab_size");
-    info.end_of_document = number("end_of_document");
-    info.documents = number("documents");
-    info.tokens = number("tokens");
-    info.text_bytes = number("text_bytes");
-    info.largest_token = number("largest_token");
-    info.tokenizer_name = j.value("tokenizer_name", "");
-    info.token_bytes = number("token_bytes", true);
-    info.lost_bytes = number("lost_bytes", true);
-    if (info.lost_bytes > info.text_bytes)
-      fail(ExitCode::data, "{}: {} of {} bytes lost, {} in tokens: the counts are inconsistent", path,
-           info.lost_bytes, info.text_bytes, info.token_bytes);
-    return info;
-  } catch (const nlohmann::json::exception& e) {
-    fail(ExitCode::data, "{}: {}", path, printable(e.what(), 300));
-  }
+  const nlohmann::json j = parse_strict_json(text, path);
+  const auto value_of = [&](const char* key) -> const nlohmann::json& {
+    if (!j.is_object() || !j.contains(key))
+      fail(ExitCode::data,
+           "{}: {}{}, so it does not describe token files, as what sluice tokenize writes does; restore or "
+           "remove it",
+           path, j.is_object() ? "has no " : "is no object of JSON", j.is_object() ? key : "");
+    return j.at(key);
+  };
+  const auto text_of = [&](const char* key) {
+    const nlohmann::json& value = value_of(key);
+    if (!value.is_string())
+      fail(ExitCode::data, "{}: {} must be text, got {}", path, key,
+           printable(value.dump(-1, ' ', true), 60));
+    return value.get<std::string>();
+  };
+  if (value_of("schema") != 1) fail(ExitCode::data, "{}: schema: only 1 is supported", path);
+  // Without one of the optional keys, an older version wrote the file.
+  const auto number = [&](const char* key, bool optional = false) {
+    if (optional && !j.contains(key)) return int64_t{0};
+    const nlohmann::json& value = value_of(key);
+    const bool fits = value.is_number_unsigned() &&
+                      value.get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+    if (!fits)
+      fail(ExitCode::data, "{}: {} must be a whole number of at least 0, got {}", path, key,
+           printable(value.dump(-1, ' ', true), 60));
+    return value.get<int64_t>();
+  };
+  TokenFileInfo info;
+  info.tokenizer = text_of("tokenizer");
+  info.vocab_size = number("vocab_size");
+  info.end_of_document = number("end_of_document");
+  info.documents = number("documents");
+  info.tokens = number("tokens");
+  info.text_bytes = number("text_bytes");
+  info.largest_token = number("largest_token");
+  if (j.contains("tokenizer_name")) info.tokenizer_name = text_of("tokenizer_name");
+  info.token_bytes = number("token_bytes", true);
+  info.lost_bytes = number("lost_bytes", true);
+  if (info.lost_bytes > info.text_bytes)
+    fail(ExitCode::data, "{}: {} of {} bytes lost, {} in tokens: the counts are inconsistent", path,
+         info.lost_bytes, info.text_bytes, info.token_bytes);
+  return info;
 }
 
 }  // namespace sluice

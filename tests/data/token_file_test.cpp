@@ -382,9 +382,14 @@ TEST_CASE("PREFIX.json is read back, and may be absent", "[token_file]") {
   CHECK(info->tokens == int64_t{1} << 40);
   CHECK(info->largest_token == 256);
   CHECK(info->tokenizer_name == "byte");
-  for (const char* bad : {"", "[]", "{}", "{\"schema\":2}", "{\"schema\":1,\"tokenizer\":3}"}) {
+  for (const auto& [bad, part] : {std::pair<std::string, std::string>{"", "not JSON: parse error at line 1"},
+                                  {"[]", "is no object of JSON, so it does not describe token files"},
+                                  {"{}", "has no schema, so it does not describe token files"},
+                                  {"{\"schema\":2}", "only 1 is supported"},
+                                  {"{\"schema\":1}", "has no tokenizer"},
+                                  {"{\"schema\":1,\"tokenizer\":3}", "tokenizer must be text, got 3"}}) {
     write_bytes(folder / "x.json", bad);
-    expect_error(ExitCode::data, {folder / "x.json"}, [&] { read_token_file_info(folder / "x"); });
+    expect_error(ExitCode::data, {folder / "x.json: ", part}, [&] { read_token_file_info(folder / "x"); });
   }
   for (const char* number : {"-1", "1.5", "1e300", "18446744073709551615", "\"1\"", "null"}) {
     write_bytes(

@@ -197,6 +197,10 @@ TEST_CASE("input that cannot be tokenized is refused with its position, and no f
   write_bytes(folder / "a.jsonl", "{\"text\": \"good\"}\n{\"text\": 3}\n");
   refused(65, "a.jsonl:2: has no text under the key \"text\"", {folder / "a.jsonl"});
   refused(65, "a.jsonl:1: has no text under the key \"body\"", {folder / "a.jsonl", "--key", "body"});
+  write_bytes(
+      folder / "twice.jsonl",
+      "{\"text\": \"a \\\"text\\\"\", \"meta\": {\"text\": \"text\"}}\n{\"text\": \"a\", \"text\": \"b\"}\n");
+  refused(65, "twice.jsonl:2: has the key \"text\" twice", {folder / "twice.jsonl"});
   write_bytes(folder / "b.jsonl", "{\"text\": \"torn");
   refused(65, "b.jsonl:1: not a JSON object", {folder / "b.jsonl"});
   write_bytes(folder / "utf8.jsonl", "{\"text\": \"\xff\"}\n");
