@@ -15,8 +15,20 @@ namespace {
 struct Idle {
   bool now;
   std::string why;  // "optimizer.type is adamw"
-  std::vector<std::string_view> names;
+  std::vector<std::string> names;
 };
+
+/// Rules that freeze parameters: the last rule that matches a name decides alone, so that nothing else in
+/// them is read.
+void add_frozen_rules(const std::vector<ParameterRule>& rules, std::vector<Idle>& out) {
+  for (size_t i = 0; i < rules.size(); ++i) {
+    const std::string rule = fmt::format("optimizer.rules[{}].", i);
+    Idle idle{!rules[i].trainable, rule + "trainable is false", {}};
+    if (rules[i].lr_multiplier != ParameterRule().lr_multiplier) idle.names.push_back(rule + "lr_multiplier");
+    if (rules[i].weight_decay) idle.names.push_back(rule + "weight_decay");
+    out.push_back(idle);
+  }
+}
 
 std::vector<Idle> idle_now(const Config& c) {
   const AttentionConfig& a = c.model.attention;
@@ -25,7 +37,10 @@ std::vector<Idle> idle_now(const Config& c) {
   const bool sparse = a.kind == AttentionKind::sparse, has_experts = c.model.moe.num_experts != 0;
   const int64_t steps = training_steps(c);
   const auto is = [](const char* key, auto value) { return fmt::format("{} is {}", key, enum_name(value)); };
-  return {
+  std::vector<Idle> out = {
+      {c.model.initializer == Initializer::fan_in,
+       is("model.initializer", c.model.initializer),
+       {"model.initializer_range"}},
       {!has_experts, "model.moe.num_experts is 0", {"model.moe"}},
       {has_experts && c.model.moe.load_balance.coefficient == 0,
        "model.moe.load_balance.coefficient is 0",
@@ -64,10 +79,13 @@ std::vector<Idle> idle_now(const Config& c) {
        {"model.attention.sparse.k.momentum"}},
       {sparse && a.sparse.loss.coefficient == 0,
        "model.attention.sparse.loss.coefficient is 0",
-       {"model.attention.sparse.loss.temperature"}},
+       {"model.attention.sparse.indexer.detach_input", "model.attention.sparse.loss.temperature"}},
       {c.lora.rank == 0, "lora.rank is 0", {"lora"}},
       {c.train.init_from.empty(), "train.init_from is not given", {"train.init_ignore"}},
       {c.optimizer.type == OptimizerType::adamw, "optimizer.type is adamw", {"optimizer.muon"}},
+      {c.optimizer.type == OptimizerType::muon && c.optimizer.muon.momentum_warmup_steps == 0,
+       "optimizer.muon.momentum_warmup_steps is 0",
+       {"optimizer.muon.initial_momentum"}},
       {c.optimizer.schedule == Schedule::constant, "optimizer.schedule is constant", {"optimizer.min_lr"}},
       {c.optimizer.schedule != Schedule::wsd,
        is("optimizer.schedule", c.optimizer.schedule),
@@ -76,6 +94,9 @@ std::vector<Idle> idle_now(const Config& c) {
       {c.parallel.determinism != Determinism::exact,
        is("parallel.determinism", c.parallel.determinism),
        {"parallel.exact_sum"}},
+      {c.data.validation.empty() && c.eval.ruler.samples == 0,
+       "data.validation names no set",
+       {"eval.every_steps", "eval.max_tokens"}},
       {c.eval.tasks.empty(), "eval.tasks names no file", {"eval.shots", "eval.max_questions"}},
       {c.eval.prompts.empty(), "eval.prompts is empty", {"eval.prompt_tokens"}},
       {c.eval.ruler.samples == 0, "eval.ruler.samples is 0", {"eval.ruler"}},
@@ -83,6 +104,8 @@ std::vector<Idle> idle_now(const Config& c) {
        fmt::format("the run ends with step {}", steps),
        {"log.trace_step"}},
   };
+  add_frozen_rules(c.optimizer.rules, out);
+  return out;
 }
 
 /// "a, b and c have".

@@ -32,6 +32,21 @@ TEST_CASE("a setting without effect is named with its place and what turns it of
        "micro_batch}}}",
        "a.yaml:1:86: model.moe.load_balance.scope has no effect while model.moe.load_balance.coefficient is "
        "0"},
+      {"model: {initializer: fan_in, tie_word_embeddings: false, initializer_range: 0.01}",
+       "a.yaml:1:58: model.initializer_range has no effect while model.initializer is fan_in"},
+      {"model: {attention: {kind: sparse, sparse: {indexer: {detach_input: false}, loss: {coefficient: 0}}}}",
+       "a.yaml:1:54: " + at + "sparse.indexer.detach_input has no effect while " + at +
+           "sparse.loss.coefficient is 0"},
+      {"optimizer: {type: muon, muon: {initial_momentum: 0.9, momentum_warmup_steps: 0}}",
+       "a.yaml:1:32: optimizer.muon.initial_momentum has no effect while "
+       "optimizer.muon.momentum_warmup_steps is 0"},
+      {"optimizer: {rules: [{match: norm, lr_multiplier: 2}, {match: embed, trainable: false, lr_multiplier: "
+       "2, weight_decay: true}, {match: gate, trainable: false, lr_multiplier: 1}]}",
+       "a.yaml:1:87: optimizer.rules[1].lr_multiplier and optimizer.rules[1].weight_decay have no effect "
+       "while "
+       "optimizer.rules[1].trainable is false"},
+      {"eval: {every_steps: 5, max_tokens: 100}",
+       "a.yaml:1:8: eval.every_steps and eval.max_tokens have no effect while data.validation names no set"},
       {"model: {match_multiple: 8}",
        "a.yaml:1:9: model.match_multiple has no effect while model.match_parameters_of is not given"},
       {"model: {rope: {scaling: {original_max_position_embeddings: 512}}}",
