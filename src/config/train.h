@@ -60,7 +60,8 @@ struct TrainConfig {
   void fields(V& f) {
     f("device", device, "auto: a GPU if one is visible and this build has CUDA, else the CPU");
     f("threads", threads,
-      "CPU threads per rank; 0: the cores available to this process, divided among the ranks on its machine");
+      "CPU threads per rank; 0: OMP_NUM_THREADS if set, otherwise the cores available to this process, "
+      "divided among the ranks on its machine");
     f("micro_batch_size", micro_batch_size, "samples per forward and backward pass");
     f("global_batch_size", global_batch_size, "samples per optimizer step; a multiple of micro_batch_size");
     f("max_steps", max_steps, "optimizer steps; give either this or max_tokens");
