@@ -552,7 +552,6 @@ class Damage(unittest.TestCase):
         trial = types.SimpleNamespace(
             folder=self.run_folder, name="one", hash=hash, base="a.yaml", overrides=list, plan={"steps": 1000}
         )
-        sweep = types.SimpleNamespace(trials=[trial])
         with open(self.path("run.json"), encoding="utf-8") as file:
             run = json.load(file)
         made, path = os.path.join(self.root, "runs", f"one-{hash}"), os.path.join(self.root, "s.jsonl")
@@ -571,7 +570,9 @@ class Damage(unittest.TestCase):
 
         def read():
             with contextlib.redirect_stderr(io.StringIO()):
-                records.Records(path).make_folders(sweep, shutil.which("true"))
+                recorded = records.Records(path)
+                look = state.Look(trial, [], self.root, recorded.lines.get(hash))
+                recorded.make_folders({hash: look}, shutil.which("true"))
             count = os.path.isdir(made)
             if count:
                 self.sweep_table()
