@@ -99,10 +99,7 @@ int verify(const CheckpointOptions& options) {
 
 std::string resolve(const std::string& path) {
   // A file, or a folder of weights from another program, is used directly.
-  if (!io::is_directory(path) ||
-      (!holds_checkpoints(path) &&
-       (io::exists(path + "/" + shard_name(kWeightsKind, 0, 1)) || io::exists(path + "/" + kWeightsIndex))))
-    return path;
+  if (!io::is_directory(path) || holds_model(path)) return path;
   return find_checkpoint(path).path;
 }
 

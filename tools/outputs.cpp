@@ -1,9 +1,8 @@
 #include "outputs.h"
 
-#include <algorithm>
 #include <filesystem>
-#include <string_view>
 
+#include "analysis/npy.h"
 #include "core/error.h"
 #include "core/io.h"
 #include "data/token_file.h"
@@ -21,15 +20,6 @@ bool same_file(const std::string& a, const std::string& b) {
 /// so all of it where its first folder is missing, weakly_canonical would leave relative.
 std::filesystem::path normal(const std::string& path) {
   return std::filesystem::weakly_canonical(std::filesystem::absolute(path));
-}
-
-bool is_npy(const std::string& path) {
-  constexpr std::string_view magic = "\x93NUMPY";
-  if (io::is_directory(path)) return false;
-  const io::MappedFile file(path);
-  return file.size() >= std::ssize(magic) &&
-         std::equal(magic.begin(), magic.end(), file.data(),
-                    [](char a, unsigned char b) { return static_cast<unsigned char>(a) == b; });
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "analysis/npy.h"
 
 #include <bit>
+#include <string_view>
 
 #include "core/error.h"
 #include "core/io.h"
@@ -8,6 +9,7 @@
 namespace sluice {
 namespace {
 
+constexpr std::string_view kMagic = "\x93NUMPY";
 static_assert(std::endian::native == std::endian::little, "elements are written as they lie in memory");
 
 template <class T>
@@ -26,7 +28,8 @@ void write(const std::string& path, const char* type, const std::vector<int64_t>
   header.append(63 - (10 + header.size()) % 64, ' ');
   header += '\n';
   SLUICE_CHECK(header.size() < 65536, "write_npy: a header of {} bytes", header.size());
-  std::string bytes("\x93NUMPY\x01\x00", 8);
+  std::string bytes(kMagic);
+  bytes.append("\x01\x00", 2);
   bytes += static_cast<char>(header.size() % 256);
   bytes += static_cast<char>(header.size() / 256);
   bytes += header;
@@ -46,6 +49,13 @@ void write_npy(const std::string& path, const std::vector<int64_t>& shape,
 void write_npy(const std::string& path, const std::vector<int64_t>& shape,
                const std::vector<int32_t>& values) {
   write(path, "<i4", shape, values);
+}
+
+bool is_npy(const std::string& path) {
+  if (io::is_directory(path)) return false;
+  const io::MappedFile file(path);
+  const std::string_view bytes(reinterpret_cast<const char*>(file.data()), static_cast<size_t>(file.size()));
+  return bytes.starts_with(kMagic);
 }
 
 }  // namespace sluice

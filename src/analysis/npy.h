@@ -11,5 +11,7 @@ void write_npy(const std::string& path, const std::vector<int64_t>& shape, const
 void write_npy(const std::string& path, const std::vector<int64_t>& shape, const std::vector<double>& values);
 void write_npy(const std::string& path, const std::vector<int64_t>& shape,
                const std::vector<int32_t>& values);
+/// Whether a path is a file that begins as NumPy's arrays do.
+bool is_npy(const std::string& path);
 
 }  // namespace sluice

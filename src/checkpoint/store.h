@@ -68,6 +68,8 @@ class CheckpointStore {
 std::vector<std::string> list_checkpoints(const std::string& folder);
 /// Whether a folder is that of a run with checkpoints, or its ckpt, whatever else lies in it.
 bool holds_checkpoints(const std::string& folder);
+/// Whether the weights of one model lie in a folder, in one file or with an index; not so in a run.
+bool holds_model(const std::string& folder);
 /// Verifies the manifest, the size and checksum of every file, and that every tensor is stored exactly once.
 /// Throws Error(data) that names file and reason. With `ranks` it is collective: each rank reads a share of
 /// the files, and all return or throw alike.

@@ -168,6 +168,11 @@ bool holds_checkpoints(const std::string& folder) {
   return !list_checkpoints(folder + "/ckpt").empty() || !list_checkpoints(folder).empty();
 }
 
+bool holds_model(const std::string& folder) {
+  return !holds_checkpoints(folder) && (io::exists(folder + "/" + shard_name(kWeightsKind, 0, 1)) ||
+                                        io::exists(folder + "/" + kWeightsIndex));
+}
+
 CheckpointInfo verify_checkpoint(const std::string& path, Communicator* ranks) {
   const int rank = ranks ? ranks->rank() : 0, size = ranks ? ranks->size() : 1;
   CheckpointInfo info;

@@ -29,16 +29,6 @@ constexpr std::string_view kSameFunction[] = {
     "model.max_position_embeddings",  // number of rows in the rotary table
 };
 
-std::string without_indices(std::string_view key) {
-  std::string out;
-  bool inside = false;
-  for (const char c : key) {
-    inside = c == '[' || (inside && c != ']');
-    if (!inside && c != ']') out += c;
-  }
-  return out;
-}
-
 int64_t layers_looked_at(const ModelConfig& m) {
   return std::clamp<int64_t>(m.num_hidden_layers, 0, 1 << 16);
 }
@@ -120,6 +110,16 @@ std::string gates_text(std::vector<GateConfig> gates) {
 }
 
 }  // namespace
+
+std::string without_indices(std::string_view key) {
+  std::string out;
+  bool inside = false;
+  for (const char c : key) {
+    inside = c == '[' || (inside && c != ']');
+    if (!inside && c != ']') out += c;
+  }
+  return out;
+}
 
 bool names_key(std::string_view name, std::string_view key) {
   const auto covers = [](std::string_view section, std::string_view inner) {

@@ -14,6 +14,9 @@ namespace sluice {
 /// "model.attention.gates.heads".
 bool names_key(std::string_view name, std::string_view key);
 
+/// "model.attention.gates.heads" of "model.attention.gates[3].heads".
+std::string without_indices(std::string_view key);
+
 /// Whether the same weights compute another function when the key's value changes. This holds for every model
 /// key except those known to affect only initialisation, training or speed.
 bool changes_function(std::string_view key);

@@ -7,6 +7,7 @@
 #include <limits>
 #include <set>
 
+#include "config/derived.h"
 #include "config/model_function.h"
 #include "core/device.h"
 
@@ -35,7 +36,7 @@ void check_micro_batch(const Config& c, Checks& check) {
     return gate.input == GateInput::none || gate.bias.has_value();
   });
   check.require(
-      !learned_scores || samples * length / std::max<int64_t>(1, c.parallel.context) > 1,
+      !learned_scores || c.parallel.context < 1 || tokens_per_micro_batch(c) > 1,
       {"train.micro_batch_size", "data.seq_len", "model.attention.gates"},
       "a gate with a bias or with input: none needs micro-batches of at least two tokens on each rank "
       "(train.micro_batch_size x data.seq_len / parallel.context)");

@@ -3,7 +3,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <algorithm>
-#include <regex>
 #include <string_view>
 
 #include "config/load.h"
@@ -57,11 +56,11 @@ constexpr std::pair<std::string_view, std::string_view> kInstead[] = {
     {"train.seed", "sluice generate --seed N"},
 };
 
-/// A key with a value, or a section or list of them; in a list with any index, or none.
+/// A key with a value, or a section or list of them, with any index.
 void refuse_unknown(const std::string& text, const std::string& key) {
   if (text.find('=') == std::string::npos || key.empty())
     fail(ExitCode::usage, "{}: is not key=value, as data.seq_len=1024 is", yaml::printable(text));
-  const std::string any_element = std::regex_replace(key, std::regex("\\[[^\\]]*\\]"), "[]");
+  const std::string any_element = without_indices(key);
   std::vector<std::string> known;
   for (const KeyInfo& info : config_keys()) known.push_back(info.key);
   if (std::any_of(known.begin(), known.end(),

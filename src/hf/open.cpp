@@ -57,9 +57,8 @@ ModelFiles open_folder(const std::string& folder, const OpenOptions& options) {
 }  // namespace
 
 bool is_hf_folder(const std::string& path) {
-  return io::is_directory(path) && !io::exists(path + "/" + kManifestName) && !holds_checkpoints(path) &&
-         io::exists(path + "/config.json") &&
-         (io::exists(path + "/" + shard_name(kWeightsKind, 0, 1)) || io::exists(path + "/" + kWeightsIndex));
+  return io::is_directory(path) && !io::exists(path + "/" + kManifestName) &&
+         io::exists(path + "/config.json") && holds_model(path);
 }
 
 Config hf_folder_config(const std::string& folder, const HfModel& model) {

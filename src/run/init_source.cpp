@@ -220,11 +220,6 @@ std::vector<std::string> weight_files(const std::string& path) {
   return files;
 }
 
-bool holds_model(const std::string& folder) {
-  return !holds_checkpoints(folder) && (io::exists(folder + "/" + shard_name(kWeightsKind, 0, 1)) ||
-                                        io::exists(folder + "/" + kWeightsIndex));
-}
-
 CheckpointInfo newest_of(const std::string& path, Communicator* ranks) {
   const std::string folder = io::is_directory(path + "/ckpt") ? path + "/ckpt" : path;
   CheckpointInfo newest = newest_valid_checkpoint(folder, ranks);

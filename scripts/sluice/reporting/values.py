@@ -15,12 +15,12 @@ def number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
-def short(value: float | None, digits: int = 3) -> str:
+def short(value: float | None, digits: int = 3, giga: str = "G") -> str:
     """1234567 -> 1.23M"""
     if value is None:
         return "-"
     rounded = float(f"{value:.{digits}g}")  # 999.7 is 1k
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    for size, unit in ((1e12, "T"), (1e9, giga), (1e6, "M"), (1e3, "k")):
         if abs(rounded) >= size:
             return (
                 f"{rounded / size:.{digits}g}{unit}"

@@ -10,18 +10,16 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ..reporting.values import short
+
 if TYPE_CHECKING:
     from .runner import Running
     from .sweep_file import Trial
 
 
 def count(value: float) -> str:
-    """1.67M"""
-    rounded = float(f"{value:.3g}")  # 999,700 is 1M
-    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(rounded) >= limit:
-            return f"{rounded / limit:.3g}{unit}" if rounded < 1000 * limit else f"{value / limit:.0f}{unit}"
-    return f"{value:.0f}"
+    """1.67M; below 1,000 a whole number"""
+    return short(value, giga="B") if abs(value) >= 999.5 else f"{value:.0f}"
 
 
 def duration(seconds: float) -> str:
