@@ -12,6 +12,7 @@
 #include "core/targets.h"
 #include "matmul.h"
 #include "ops/cross_entropy.h"
+#include "ops/elementwise.h"
 
 namespace sluice::cuda {
 namespace {
@@ -192,11 +193,14 @@ void softmax(Context& ctx, const char* op, const Tensor& losses, const Tensor& l
 template <bool kGradient>
 void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidden, const Tensor& dweight,
          const Tensor& hidden, const LinearWeight& head, const Tensor& targets, const Tensor& gradient_scale,
-         double soft_cap, const LogitZLoss& z) {
+         double soft_cap, const LogitZLoss& z, Into into_dweight) {
   check_storage(op, hidden);
   const DType type = hidden.dtype;
   const int64_t rows = hidden.dim(0), width = hidden.dim(1), vocabulary = head.value.dim(0);
-  if (rows == 0) return;
+  if (rows == 0) {
+    if (dweight && into_dweight == Into::overwrite) fill(ctx, dweight, 0);
+    return;
+  }
   const int64_t multiple = 128 / dtype_size(type), stride = (vocabulary + multiple - 1) / multiple * multiple;
   const int64_t chunk =
       chunk_rows(rows, stride * dtype_size(type), vocabulary * width * dtype_size(DType::f32));
@@ -225,7 +229,8 @@ void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidd
       Product weight;
       weight.in = type, weight.out = DType::f32;
       weight.m = vocabulary, weight.n = width, weight.k = count;
-      weight.a_transposed = weight.accumulate = true, weight.a_stride = stride;
+      weight.a_transposed = true, weight.a_stride = stride;
+      weight.accumulate = into_dweight == Into::add || row > 0;
       multiply(ctx, weight, logits.data, x.data, dweight.data);
     }
   }
@@ -235,14 +240,16 @@ void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidd
 
 void cross_entropy_forward(Context& ctx, Tensor losses, const Tensor& hidden, const LinearWeight& head,
                            const Tensor& targets, double soft_cap) {
-  run<false>(ctx, "cross_entropy_forward", losses, {}, {}, hidden, head, targets, {}, soft_cap, {});
+  run<false>(ctx, "cross_entropy_forward", losses, {}, {}, hidden, head, targets, {}, soft_cap, {},
+             Into::add);
 }
 
 void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, Tensor dweight,
                                     const Tensor& hidden, const LinearWeight& head, const Tensor& targets,
-                                    const Tensor& gradient_scale, double soft_cap, const LogitZLoss& z) {
+                                    const Tensor& gradient_scale, double soft_cap, const LogitZLoss& z,
+                                    Into into_dweight) {
   run<true>(ctx, "cross_entropy_forward_backward", losses, dhidden, dweight, hidden, head, targets,
-            gradient_scale, soft_cap, z);
+            gradient_scale, soft_cap, z, into_dweight);
 }
 
 }  // namespace sluice::cuda

@@ -2,6 +2,7 @@
 // once.
 #include "common/launch.h"
 #include "matmul.h"
+#include "ops/elementwise.h"
 #include "ops/linear.h"
 
 namespace sluice::cuda {
@@ -28,12 +29,13 @@ void linear_backward_input(Context& ctx, Tensor dx, const Tensor& dy, const Line
   multiply(ctx, p, dy.data, w.value.data, dx.data);
 }
 
-void linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, const Tensor& x) {
+void linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, const Tensor& x, Into into) {
   check_storage("linear_backward_weight", x);
+  if (into == Into::overwrite && dy.dim(0) == 0) return fill(ctx, dw, 0);
   Product p;
   p.in = x.dtype, p.out = DType::f32;
   p.m = dy.dim(1), p.n = x.dim(1), p.k = dy.dim(0);
-  p.a_transposed = true, p.accumulate = true;
+  p.a_transposed = true, p.accumulate = into == Into::add;
   multiply(ctx, p, dy.data, x.data, dw.data);
 }
 

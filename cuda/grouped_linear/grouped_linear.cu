@@ -5,6 +5,7 @@
 //   bf16                                   mma.cu
 // Weights are read in their stored order.
 #include "grouped_linear/kernels.cuh"
+#include "ops/elementwise.h"
 #include "ops/grouped_linear.h"
 
 namespace sluice::cuda {
@@ -183,8 +184,10 @@ void grouped_linear_backward_input(Context& ctx, Tensor dx, const Tensor& dy, co
 }
 
 void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, const Tensor& x,
-                                    const Tensor& offsets, const Tensor& dy_index, const Tensor& x_index) {
+                                    const Tensor& offsets, const Tensor& dy_index, const Tensor& x_index,
+                                    Into into) {
   check_storage("grouped_linear_backward_weight", x);
+  if (into == Into::overwrite) fill(ctx, dw, 0);  // the kernels add
   GroupedProduct p = {};
   p.a = dy.data, p.b = x.data, p.out = dw.data;
   p.a_index = device_data<int>(dy_index), p.b_index = device_data<int>(x_index),

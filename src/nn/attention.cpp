@@ -31,7 +31,8 @@ ParamStore::Id add_projection(ParamStore& store, const std::string& name, int64_
                     .shape = {out, in},
                     .init = init,
                     .packed = true,
-                    .when_frozen = WhenFrozen::adapted});
+                    .when_frozen = WhenFrozen::adapted,
+                    .summed_by_products = true});
 }
 
 /// Of the hidden state.

@@ -41,7 +41,8 @@ Gate::Gate(const ModelConfig& model, const GateConfig& config, ParamStore& store
        .shape = {rows, columns},
        .init = config.init == GateInit::zero ? Init::constant(0) : matrix_init(model, rows, columns),
        .packed = true,
-       .when_frozen = WhenFrozen::adapted});
+       .when_frozen = WhenFrozen::adapted,
+       .summed_by_products = true});
   if (config.bias)
     bias_ = store.add({.name = name + ".bias",
                        .shape = {rows},

@@ -17,7 +17,7 @@ Mlp::Mlp(const ModelConfig& config, ParamStore& store, const std::string& prefix
                  .init = matrix_init(config, F, C),
                  .packed = true};
   spec.when_frozen = WhenFrozen::adapted;
-  spec.mlp_inner = true;
+  spec.summed_by_products = spec.mlp_inner = true;
   if (gated_) gate_up_proj_ = store.add(spec);
   spec.name = prefix + ".up_proj.weight";
   spec.joined = gated_;

@@ -167,8 +167,9 @@ void Moe::rows_backward(Context& ctx, Tensor dx, Tensor dweights, Tensor dgate_u
   };
   const auto add_gradient = [&](ParamStore::Id id, const Tensor& d, const Tensor& x, const Tensor& d_index,
                                 const Tensor& x_index) {
-    if (store_.trains(id))
-      grouped_linear_backward_weight(ctx, store_.joined_grad(id, source), d, x, r.offsets, d_index, x_index);
+    if (!store_.trains(id)) return;
+    const ParamStore::Sum sum = store_.next_sum(id, source);
+    grouped_linear_backward_weight(ctx, sum.to, d, x, r.offsets, d_index, x_index, sum.into);
   };
   grouped_linear_backward_input(ctx, dinner, dy, store_.joined(down_proj_), r.offsets, dy_index);
   add_gradient(down_proj_, dy, r.inner, dy_index, Tensor());
@@ -340,6 +341,7 @@ void Moe::add_experts(const ModelConfig& config, const std::string& prefix, bool
   // A single expert is not a group, and the packed form of a matrix is useless for grouped products.
   ParamSpec spec{.name = "", .shape = {}, .packed = here > 1 && !biases, .groups = here};
   spec.weight_decay = !biases;
+  spec.summed_by_products = !biases;
   spec.split.axis = SplitAxis::expert;
   spec.when_frozen = WhenFrozen::skipped;
   spec.mlp_inner = !biases;

@@ -34,6 +34,7 @@ Transformer::Transformer(const ModelConfig& config, ParamStore& store, const Exp
       .name = "model.embed_tokens.weight", .shape = {V, C}, .init = embedding_init(config), .packed = tied};
   words.when_frozen = WhenFrozen::skipped;
   words.vocabulary = true;
+  words.summed_by_products = tied;  // then the embedding's part
   embed_tokens_ = store.add(words);
   if (config.embedding_norm)
     embedding_norm_.emplace(config, store, "model.embed_norm.weight", std::vector<int64_t>{C});
@@ -46,7 +47,7 @@ Transformer::Transformer(const ModelConfig& config, ParamStore& store, const Exp
   norm_.emplace(config, store, "model.norm.weight", std::vector<int64_t>{C});
   words.name = "lm_head.weight";
   words.init = head_init(config);
-  words.packed = true;
+  words.packed = words.summed_by_products = true;
   lm_head_ = tied ? embed_tokens_ : store.add(words);
 }
 
@@ -159,9 +160,10 @@ void Transformer::loss_forward_backward(Context& ctx, Tensor losses, Tensor dhid
   ScratchScope t(ctx.scratch);
   const TokenRows* const tokens = store_.token_rows();
   const Tensor all = tokens ? tokens->room(t, dhidden) : dhidden;
-  cross_entropy_forward_backward(
-      ctx, losses, all, store_.grad(lm_head_), summed_rows(ctx, t, store_, s.hidden), store_.linear(lm_head_),
-      summed_rows(ctx, t, store_, batch.targets), gradient_scale, soft_cap(), load.logits);
+  const ParamStore::Sum sum = store_.next_sum(lm_head_);
+  cross_entropy_forward_backward(ctx, losses, all, sum.to, summed_rows(ctx, t, store_, s.hidden),
+                                 store_.linear(lm_head_), summed_rows(ctx, t, store_, batch.targets),
+                                 gradient_scale, soft_cap(), load.logits, sum.into);
   if (tokens) tokens->take_own(ctx, dhidden, all);
   balance_heads(ctx, config_.attention.head_balance, load.heads);
 }

@@ -16,7 +16,7 @@ inline Tensor summed_rows(Context& ctx, ScratchScope& t, const ParamStore& store
 
 /// Accumulates the gradient of y = x W^T with respect to the trainable part of W: W itself, its adapters, or
 /// nothing. W is a matrix or a joined group, given by its first matrix. dy (T, N), x (T, K).
-inline void weight_backward(Context& ctx, const ParamStore& store, ParamStore::Id first, const Tensor& dy,
+inline void weight_backward(Context& ctx, ParamStore& store, ParamStore::Id first, const Tensor& dy,
                             const Tensor& x) {
   const auto trains = [&](const ParamStore::Adapter& a) { return store.trains(a.a) || store.trains(a.b); };
   const std::vector<LowRank>& low_rank = store.joined(first).low_rank;
@@ -25,7 +25,10 @@ inline void weight_backward(Context& ctx, const ParamStore& store, ParamStore::I
   if (!any) return;
   ScratchScope t(ctx.scratch);
   const Tensor all_dy = summed_rows(ctx, t, store, dy), all_x = summed_rows(ctx, t, store, x);
-  if (store.trains(first)) return linear_backward_weight(ctx, store.joined_grad(first), all_dy, all_x);
+  if (store.trains(first)) {
+    const ParamStore::Sum sum = store.next_sum(first);
+    return linear_backward_weight(ctx, sum.to, all_dy, all_x, sum.into);
+  }
   for (size_t i = 0; i < low_rank.size(); ++i) {
     const ParamStore::Adapter& adapter = store.adapters(first)[i];
     if (trains(adapter))

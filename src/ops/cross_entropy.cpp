@@ -30,7 +30,8 @@ void cross_entropy_forward(Context& ctx, Tensor losses, const Tensor& hidden, co
 
 void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, Tensor dweight,
                                     const Tensor& hidden, const LinearWeight& head, const Tensor& targets,
-                                    const Tensor& gradient_scale, double soft_cap, const LogitZLoss& z) {
+                                    const Tensor& gradient_scale, double soft_cap, const LogitZLoss& z,
+                                    Into into_dweight) {
   const char* op = "cross_entropy_forward_backward";
   check(op, losses, hidden, head, targets, soft_cap);
   check_tensor(op, "dhidden", dhidden, hidden.dtype, {hidden.dim(0), hidden.dim(1)});
@@ -41,7 +42,7 @@ void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden,
                z.coefficient);
   if (z.squares) check_tensor(op, "squares", z.squares, accumulate_dtype(hidden.dtype), {hidden.dim(0)});
   SLUICE_DISPATCH(cross_entropy_forward_backward, ctx, losses, dhidden, dweight, hidden, head, targets,
-                  gradient_scale, soft_cap, z);
+                  gradient_scale, soft_cap, z, into_dweight);
 }
 
 }  // namespace sluice

@@ -28,12 +28,12 @@ struct LogitZLoss {
 void cross_entropy_forward(Context& ctx, Tensor losses, const Tensor& hidden, const LinearWeight& head,
                            const Tensor& targets, double soft_cap = 0);
 
-/// losses as forward, without the z-loss; dhidden (T, C) overwritten; dweight (V, C) += (accumulate_dtype),
-/// or empty if it is not needed; every token's gradient is multiplied by gradient_scale (1) f64 (1 /
-/// number of counted tokens of the global batch).
+/// losses as forward, without the z-loss; dhidden (T, C) overwritten; dweight (V, C) (accumulate_dtype) added
+/// to or overwritten, as into_dweight says, or empty if it is not needed; every token's gradient is
+/// multiplied by gradient_scale (1) f64 (1 / number of counted tokens of the global batch).
 void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, Tensor dweight,
                                     const Tensor& hidden, const LinearWeight& head, const Tensor& targets,
                                     const Tensor& gradient_scale, double soft_cap = 0,
-                                    const LogitZLoss& z = {});
+                                    const LogitZLoss& z = {}, Into into_dweight = Into::add);
 
 }  // namespace sluice

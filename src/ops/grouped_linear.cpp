@@ -69,7 +69,8 @@ void grouped_linear_backward_input(Context& ctx, Tensor dx, const Tensor& dy, co
 }
 
 void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, const Tensor& x,
-                                    const Tensor& offsets, const Tensor& dy_index, const Tensor& x_index) {
+                                    const Tensor& offsets, const Tensor& dy_index, const Tensor& x_index,
+                                    Into into) {
   const char* op = "grouped_linear_backward_weight";
   check_floating(op, "x", x);
   SLUICE_CHECK(!dy_index || !x_index, "{}: one of dy and x at most is gathered", op);
@@ -82,7 +83,7 @@ void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, c
                offsets.describe());
   check_tensor(op, "offsets", offsets, DType::i32, {offsets.dim(0)});
   check_tensor(op, "dw", dw, accumulate_dtype(x.dtype), {(offsets.dim(0) - 1) * dy.dim(1), x.dim(1)});
-  SLUICE_DISPATCH(grouped_linear_backward_weight, ctx, dw, dy, x, offsets, dy_index, x_index);
+  SLUICE_DISPATCH(grouped_linear_backward_weight, ctx, dw, dy, x, offsets, dy_index, x_index, into);
 }
 
 }  // namespace sluice

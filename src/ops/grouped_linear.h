@@ -23,9 +23,10 @@ void grouped_linear_forward(Context& ctx, Tensor y, const Tensor& x, const Linea
 void grouped_linear_backward_input(Context& ctx, Tensor dx, const Tensor& dy, const LinearWeight& w,
                                    const Tensor& offsets, const Tensor& index);
 
-/// dw (G N, K) of accumulate_dtype(x) += dy^T x per group; at most one of dy and x has an index. A group
-/// without rows adds nothing.
+/// dw (G N, K) of accumulate_dtype(x) += dy^T x per group, or = without reading what dw holds; at most one of
+/// dy and x has an index. A group without rows adds nothing, and is zero if dw is overwritten.
 void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, const Tensor& x,
-                                    const Tensor& offsets, const Tensor& dy_index, const Tensor& x_index);
+                                    const Tensor& offsets, const Tensor& dy_index, const Tensor& x_index,
+                                    Into into = Into::add);
 
 }  // namespace sluice

@@ -75,13 +75,13 @@ void linear_backward_input(Context& ctx, Tensor dx, const Tensor& dy, const Line
   for (const LowRank& adapter : w.low_rank) low_rank_backward_input(ctx, dx, dy, adapter);
 }
 
-void linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, const Tensor& x) {
+void linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, const Tensor& x, Into into) {
   check_storage("linear_backward_weight", x.dtype);
   SLUICE_CHECK(x.rank == 2, "linear_backward_weight: x must be (T, K), got {}", x.describe());
   SLUICE_CHECK(dy.rank == 2, "linear_backward_weight: dy must be (T, N), got {}", dy.describe());
   check_tensor("linear_backward_weight", "dy", dy, x.dtype, {x.dim(0), dy.dim(1)});
   check_tensor("linear_backward_weight", "dw", dw, accumulate_dtype(x.dtype), {dy.dim(1), x.dim(1)});
-  SLUICE_DISPATCH(linear_backward_weight, ctx, dw, dy, x);
+  SLUICE_DISPATCH(linear_backward_weight, ctx, dw, dy, x, into);
 }
 
 }  // namespace sluice

@@ -45,7 +45,9 @@ void linear_forward(Context& ctx, Tensor y, const Tensor& x, const LinearWeight&
 /// dx (T, K) = dy (T, N) W, overwritten or added to.
 void linear_backward_input(Context& ctx, Tensor dx, const Tensor& dy, const LinearWeight& w, Into into);
 
-/// dw (N, K) += dy^T x, with dy (T, N), x (T, K). dw has accumulate_dtype(x.dtype): f32 for bf16.
-void linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, const Tensor& x);
+/// dw (N, K) += dy^T x, or = without reading what dw holds, with dy (T, N), x (T, K). dw has
+/// accumulate_dtype(x.dtype): f32 for bf16.
+void linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, const Tensor& x,
+                            Into into = Into::add);
 
 }  // namespace sluice

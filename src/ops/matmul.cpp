@@ -240,6 +240,10 @@ void multiply(Context& ctx, Product p, const void* a, const void* b, void* c) {
   with_dnnl([&] {
     MatmulState& state = MatmulState::of(ctx);
     state.product(p).run(ctx, state.stream(), {a, b, c});
+    if (!ctx.dry_run || !p.a_transposed) return;
+    // The first gradient of a step overwrites, and others add: a dry run measures both.
+    p.accumulate = !p.accumulate;
+    state.product(p).run(ctx, state.stream(), {a, b, c});
   });
 }
 

@@ -66,42 +66,42 @@ void GradSync::allocate(Arena& arena, int64_t micro_batches) {
 
 void GradSync::begin_step(Context& ctx, int64_t step) {
   step_ = step;
-  if (in_place()) store_.zero_grads(ctx);
+  if (in_place() && !by_unit(ctx)) store_.zero_grads(ctx);
   if (ctx.dry_run) return;
   if (fixed()) write_tensor(ctx, bad_, &kNoneBad);
   if (sharded() && !exact())
     fill(ctx, shards_, 0.0);  // exact sums are complete only after the last micro-batch
 }
 
-/// The unit's gradients, of all sources, are zero.
-void GradSync::zero(Context& ctx, int unit) {
-  if (ctx.dry_run) return;
-  for (const ParamStore::Piece& p : pieces_)
-    if (p.of.unit == unit)
-      for (int s = 0; s < sources_of(p.of); ++s) fill(ctx, store_.bucket_grads(p.of, s), 0.0);
-}
-
 void GradSync::begin_micro_batch(Context& ctx, int64_t i) {
   micro_batch_ = i;
-  if (!in_place()) begin(ctx, 0, Pass::backward);
+  units_begun_ = 0;
+  begin(ctx, 0, Pass::backward);
 }
 
 void GradSync::begin(Context& ctx, int unit, Pass pass) {
-  if (pass == Pass::forward || in_place()) return;
+  if (pass == Pass::forward || (in_place() && (!by_unit(ctx) || micro_batch_ > 0))) return;
   if (sharded()) {
     if (queue_) queue_->wait(busy(unit));  // its previous content has been sent to its owners
     store_.place_grads(unit);
   }
-  zero(ctx, unit);
+  store_.begin_sums(ctx, unit);
+  ++units_begun_;
 }
 
 void GradSync::end(Context& ctx, int unit, Pass pass) {
-  if (pass == Pass::forward || ctx.dry_run) return;
+  if (pass == Pass::forward) return;
+  store_.end_sums(ctx, unit);
+  if (ctx.dry_run) return;
   if (in_place() && (alone() || !last())) return;
   sum_unit(ctx, unit);
 }
 
-void GradSync::end_micro_batch(Context& ctx) { end(ctx, 0, Pass::backward); }
+void GradSync::end_micro_batch(Context& ctx) {
+  SLUICE_CHECK(units_begun_ == 0 || units_begun_ == store_.num_units(),
+               "GradSync: the gradients of {} of {} units began at zero", units_begun_, store_.num_units());
+  end(ctx, 0, Pass::backward);
+}
 
 /// What is to be summed of a unit after this micro-batch.
 void GradSync::sum_unit(Context& ctx, int unit) {

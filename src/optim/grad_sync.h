@@ -77,6 +77,9 @@ class GradSync : public UnitUser {
   bool in_place() const {
     return !sharded() && (!exact() || (tree() && micro_batches_ == 1 && store_.grad_sources() == 1));
   }
+  /// Whether gradients in place begin at zero unit by unit: on a GPU all do at once, since a graph of the
+  /// first micro-batch serves the others too.
+  static bool by_unit(const Context& ctx) { return ctx.device == Device::cpu; }
   Communicator& ranks_of(const Bucket& b) const {
     return b.split == SplitAxis::expert ? moves_.expert_data() : moves_.tokens();
   }
@@ -92,7 +95,6 @@ class GradSync : public UnitUser {
   int counted_sources(const Bucket& b) const { return sources_of(b) / source_step(b); }
   int counted_ranks(const Bucket& b) const { return ranks_sharing(b) / rank_step(b); }
   CommQueue::Ticket& busy(int unit) { return slot_busy_[static_cast<size_t>(ParamStore::slot_of(unit))]; }
-  void zero(Context& ctx, int unit);
   void sum_unit(Context& ctx, int unit);
   void sum_here(Context& ctx, size_t i, const std::vector<Tensor>& sources);
   void sum_with_ranks(Context& ctx, size_t i, const Tensor& whole);
@@ -122,6 +124,7 @@ class GradSync : public UnitUser {
   Tensor shards_;    // sums of the pieces, with zero_stage 2 and 3
   Tensor bins_;      // (kSquareBins) f64
   int64_t micro_batches_ = 1, micro_batch_ = 0, step_ = 0;
+  int units_begun_ = 0;  // of this micro-batch
   std::array<CommQueue::Ticket, 3> slot_busy_{};
 };
 

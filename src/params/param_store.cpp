@@ -84,6 +84,7 @@ void ParamStore::make_views(bool gradients) {
   joined_.assign(specs.size(), {});
   grads_.assign(specs.size(), {});
   joined_grads_.assign(specs.size(), {});
+  unbegun_.assign(specs.size(), false);
   for (size_t i = 0; i < specs.size(); ++i) {
     const ParamSpec& spec = specs[i];
     values_[i].value = piece(Tensor(nullptr, dtype_, {1}, "", device_), 0, spec);
@@ -205,10 +206,22 @@ Tensor ParamStore::bucket_grads(const Bucket& b, int source) const {
   return Tensor(grads, wide, {b.end - b.begin}, "gradients", device_);
 }
 
+void ParamStore::check_begun(Id id) const {
+  while (specs()[static_cast<size_t>(id)].joined) --id;
+  SLUICE_CHECK(!unbegun_[static_cast<size_t>(id)], "{}: its gradient has no value before its first product",
+               spec(id).name);
+}
+
+Tensor ParamStore::grad(Id id) const {
+  check_begun(id);
+  return grads_[static_cast<size_t>(id)];
+}
+
 Tensor ParamStore::joined_grad(Id first, int source) const {
   SLUICE_CHECK(source >= 0 && source < layout_.grad_sources, "joined_grad: source {} of {}", source,
                layout_.grad_sources);
-  Tensor t = joined_grad(first);
+  check_begun(first);
+  Tensor t = joined_grads_[static_cast<size_t>(first)];
   if (source == 0 || !t.data) return t;
   SLUICE_CHECK(spec(first).of_expert(), "joined_grad: {} is no expert's", spec(first).name);
   const FlatLayout::Unit& unit = flat_.unit(spec(first).unit);
@@ -243,8 +256,48 @@ void ParamStore::pack(Context& ctx, const std::vector<Id>& ids) {
 }
 
 void ParamStore::zero_grads(Context& ctx) {
+  unbegun_.assign(specs().size(), false);
   fill(ctx, flat_grads_, 0.0);
   if (discarded_) fill(ctx, discarded_, 0.0);
+}
+
+bool ParamStore::begins_with_product(Id first) const {
+  const ParamSpec& spec = this->spec(first);
+  return device_ == Device::cpu && spec.summed_by_products && spec.trainable && !spec.joined &&
+         (layout_.grad_sources == 1 || !spec.of_expert());
+}
+
+void ParamStore::begin_sums(Context& ctx, int unit) {
+  const FlatLayout::Unit& of = flat_.unit(unit);
+  for (const Bucket& bucket : buckets()) {
+    if (bucket.unit != unit) continue;
+    const Tensor grads = bucket_grads(bucket);
+    int64_t at = bucket.begin;  // all before it is zero or waits for a product
+    const auto fill_until = [&](int64_t end) {
+      if (end > at) fill(ctx, grads.rows(at - bucket.begin, end - at), 0.0);
+    };
+    for (const Id id : of.ids) {
+      if (offset(id) < bucket.begin || offset(id) >= bucket.end || !begins_with_product(id)) continue;
+      fill_until(offset(id));
+      at = offset(id) + joined_grads_[static_cast<size_t>(id)].numel();
+      unbegun_[static_cast<size_t>(id)] = true;
+    }
+    fill_until(bucket.end);
+    for (int s = 1; s < grad_sources() && bucket.split == SplitAxis::expert; ++s)
+      fill(ctx, bucket_grads(bucket, s), 0.0);
+  }
+}
+
+void ParamStore::end_sums(Context& ctx, int unit) {
+  for (const Id id : flat_.unit(unit).ids)
+    if (unbegun_[static_cast<size_t>(id)]) fill(ctx, next_sum(id).to, 0.0);
+}
+
+ParamStore::Sum ParamStore::next_sum(Id first, int source) {
+  const bool begins = unbegun_[static_cast<size_t>(first)];
+  SLUICE_CHECK(!begins || source == 0, "next_sum: source {} of {}", source, spec(first).name);
+  unbegun_[static_cast<size_t>(first)] = false;
+  return {joined_grad(first, source), begins ? Into::overwrite : Into::add};
 }
 
 }  // namespace sluice

@@ -99,12 +99,12 @@ class ParamStore {
   DType dtype() const { return dtype_; }
   Tensor value(Id id) const { return values_[static_cast<size_t>(id)].value; }
   /// For a frozen parameter, according to its WhenFrozen: memory that is never read, or empty.
-  Tensor grad(Id id) const { return grads_[static_cast<size_t>(id)]; }
+  Tensor grad(Id id) const;
   const LinearWeight& linear(Id id) const { return values_[static_cast<size_t>(id)]; }
   /// `count` parameters from `first` on as one matrix of stacked rows (specs[first + 1..] are `joined`), with
   /// its own packed copies; vectors as one vector.
   const LinearWeight& joined(Id first) const { return joined_[static_cast<size_t>(first)]; }
-  Tensor joined_grad(Id first) const { return joined_grads_[static_cast<size_t>(first)]; }
+  Tensor joined_grad(Id first) const { return joined_grad(first, 0); }
   /// Gradients of experts are kept apart by the rank of the expert axis whose tokens they are of, where that
   /// is asked for (so that sums have the order they would have without that axis): source < grad_sources();
   /// source 0 is joined_grad(first).
@@ -130,6 +130,19 @@ class ParamStore {
   void pack_frozen(Context& ctx) { pack(ctx, flat_.frozen().ids); }
   void zero_grads(Context& ctx);
 
+  /// Before and after the sums of a unit's gradients, which begin at zero. On a CPU those of trained matrices
+  /// with ParamSpec::summed_by_products do so without a pass over memory: the first product overwrites them,
+  /// and end_sums fills what none has overwritten.
+  void begin_sums(Context& ctx, int unit);
+  void end_sums(Context& ctx, int unit);
+  /// The gradient of such a matrix (the first of a joined group; one source of an expert's) for its next
+  /// product. Until there was one, grad and joined_grad refuse.
+  struct Sum {
+    Tensor to;
+    Into into;
+  };
+  Sum next_sum(Id first, int source = 0);
+
  private:
   /// Current position of a unit of the layout.
   struct Place {
@@ -140,6 +153,9 @@ class ParamStore {
   };
 
   void make_views(bool gradients);
+  /// Whether begin_sums leaves the group that begins with this matrix to its first product.
+  bool begins_with_product(Id first) const;
+  void check_begun(Id id) const;
   void allocate_slots(Arena& values, Arena* gradients);
   void place_discarded(Arena& gradients);
   void pack(Context& ctx, const std::vector<Id>& ids);
@@ -162,6 +178,7 @@ class ParamStore {
   const TokenRows* token_rows_ = nullptr;
   std::vector<LinearWeight> values_, joined_;
   std::vector<Tensor> grads_, joined_grads_;
+  std::vector<bool> unbegun_;  // by the first of a joined group: its sum waits for its first product
   Tensor flat_values_, flat_grads_, discarded_;
 };
 

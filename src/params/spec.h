@@ -49,6 +49,7 @@ struct ParamSpec {
   WhenFrozen when_frozen = WhenFrozen::discarded;
   bool vocabulary = false;  // a row for each token of the vocabulary: the embedding, the head
   bool statistic = false;   // no weight, but a number that training measures: never trained by an optimizer
+  bool summed_by_products = false;  // a matrix whose gradient comes from ParamStore::next_sum
   bool mlp_inner = false;   // its product is computed again in backward with train.recompute: mlp
 
   bool trainable = true;  // set by the store: not frozen

@@ -61,8 +61,10 @@ class StepPlan {
 
   /// parallel.determinism: exact. Results are bitwise independent of the number of ranks.
   bool exact() const { return exact_; }
-  /// GradSync and WeightSync follow the model from unit to unit; otherwise layers add up gradients in place.
+  /// WeightSync and GradSync follow the model from unit to unit; otherwise layers add up gradients in place.
   bool follows_units() const { return several_ranks() || exact_ || shards_optimizer(); }
+  /// GradSync does so: on a CPU always, since the first products of a unit's gradients overwrite them there.
+  bool gradients_follow_units() const { return follows_units() || !on_gpu_; }
   /// The step's loss is summed from the losses of its micro-batches, in their order.
   bool sums_losses_in_order() const { return several_ranks() || exact_; }
   /// How many losses this rank contributes to that sum: a GPU adds up its own where their order is free.

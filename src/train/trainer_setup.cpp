@@ -107,10 +107,8 @@ void Trainer::allocate_parameters() {
   store_.allocate(ctx_, dtype, tokens, memory_.parameters, &memory_.gradients, plan_.store_layout());
   grad_sync_.allocate(memory_.gradients, plan_.micro_batches());
   weight_sync_.allocate(memory_.parameters);
-  if (plan_.follows_units()) {
-    store_.add_user(&weight_sync_);
-    store_.add_user(&grad_sync_);
-  }
+  if (plan_.follows_units()) store_.add_user(&weight_sync_);
+  if (plan_.gradients_follow_units()) store_.add_user(&grad_sync_);
   model_.allocate_tables(ctx_, memory_.parameters, dtype, max_positions(config_));
   if (sequence_ranks_) sequence_ranks_->allocate(ctx_, memory_.parameters, tokens);
   if (!plan_.sums_whole_sequences()) return;

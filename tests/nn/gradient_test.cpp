@@ -362,6 +362,43 @@ TEST_CASE("recomputed blocks count their heads once and give the same bits", "[g
   });
 }
 
+TEST_CASE("a model's gradients that begin with products have the bits of ones that begin at zero",
+          "[gradient][moe]") {
+  const test::OneThread one_thread;
+  std::vector<ModelConfig> configs(4, test::tiny_config());
+  configs[0].attention.gates = {GateConfig{}, GateConfig{.position = GatePosition::value}};
+  configs[1].tie_word_embeddings = true;
+  configs[2].attention.kind = AttentionKind::sink;
+  configs[2].attention_bias = true;
+  configs[3].moe.num_experts = 16;  // more than have tokens
+  configs[3].moe.num_experts_per_tok = 2;
+  configs[3].moe.moe_intermediate_size = 4;
+  configs[3].moe.shared_expert_intermediate_size = 4;
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f64})
+    for (size_t i = 0; i < configs.size(); ++i)
+      for (const bool frozen : {false, true}) {
+        CAPTURE(dtype_name(dtype), i, frozen);
+        std::vector<ParameterRule> rules;
+        if (frozen) {
+          rules.emplace_back();
+          rules.back().match = "down_proj";
+          rules.back().trainable = false;
+        }
+        TestModel m(configs[i], test::tiny_batch(), dtype, Recompute::none, {}, {}, rules);
+        m.randomize();
+        m.loss_and_gradient();
+        m.add_gradient();
+        const Tensor flat = m.store.flat_grads();
+        const std::string expected(static_cast<const char*>(flat.data), static_cast<size_t>(flat.bytes()));
+        for (int64_t j = 0; j < flat.numel(); ++j) Pool::set(flat, j, NAN);
+        for (int unit = 0; unit < m.store.num_units(); ++unit) m.store.begin_sums(*m.context, unit);
+        m.add_gradient();
+        for (int unit = 0; unit < m.store.num_units(); ++unit) m.store.end_sums(*m.context, unit);
+        m.add_gradient();
+        CHECK(expected == std::string(static_cast<const char*>(flat.data), expected.size()));
+      }
+}
+
 TEST_CASE("gradients of MoE layers beside dense layers, gates and sandwich norms", "[gradient][moe]") {
   for_each_value<NormPlacement>([&](NormPlacement norm_placement) {
     for (const bool shared : {false, true}) {

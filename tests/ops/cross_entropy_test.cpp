@@ -4,6 +4,7 @@
 
 #include "core/targets.h"
 #include "ops/elementwise.h"
+#include "ops/op_support.h"
 #include "support/gradcheck.h"
 
 using namespace sluice;
@@ -99,6 +100,13 @@ TEST_CASE("cross-entropy equals the definition, with and without packed copies",
         CHECK(relative_error(p.losses, e.losses) < exact);
         CHECK(relative_error(p.dhidden, e.dhidden) < (type == DType::bf16 ? 4e-3 : exact));
         CHECK(relative_error(p.dweight, e.dweight) < (type == DType::bf16 ? 4e-3 : exact));
+        const Tensor added = pool.zeros(p.dweight.dtype, {vocabulary, width}),
+                     overwritten = pool.zeros(p.dweight.dtype, {vocabulary, width});
+        for (int64_t i = 0; i < overwritten.numel(); ++i) Pool::set(overwritten, i, NAN);
+        for (const Into into : {Into::add, Into::overwrite})
+          cross_entropy_forward_backward(ctx, p.losses, p.dhidden, into == Into::add ? added : overwritten,
+                                         p.hidden, p.head, p.targets, scalar(quarter), 0, {}, into);
+        CHECK(same_bits(overwritten, added));
         for (int64_t t = 3; t < rows; t += 7) {
           CHECK(Pool::get(p.losses, t) == 0);
           for (int64_t c = 0; c < width; ++c) CHECK(Pool::get(p.dhidden, t * width + c) == 0);

@@ -123,6 +123,28 @@ TEST_CASE("grouped products equal f64 loops, gathered or not, with and without p
       }
 }
 
+TEST_CASE("weights' gradients that are overwritten have the bits of ones that are added to zeros",
+          "[grouped_linear]") {
+  Context ctx(kTestScratch);
+  std::vector<Problem> problems(std::begin(kProblems), std::end(kProblems));
+  problems.push_back({.rows = {5, 0, 300, 17}, .N = 48, .K = 96});  // in whole lines
+  problems.push_back({.rows = {0, 700}, .N = 33, .K = 64});         // a depth of several parts
+  for (const DType type : kFloatingTypes)
+    for (const Problem& p : problems) {
+      CAPTURE(dtype_name(type), p.rows, p.N, p.K);
+      Pool pool;
+      const Tensor offsets = offsets_of(pool, p.rows), x = pool.normal(type, {p.total(), p.K}),
+                   dy = pool.normal(type, {p.total(), p.N});
+      const auto groups = static_cast<int64_t>(p.rows.size());
+      const Tensor added = pool.zeros(accumulate_dtype(type), {groups * p.N, p.K}),
+                   overwritten = pool.zeros(accumulate_dtype(type), {groups * p.N, p.K});
+      for (int64_t i = 0; i < overwritten.numel(); ++i) Pool::set(overwritten, i, NAN);
+      grouped_linear_backward_weight(ctx, added, dy, x, offsets, Tensor(), Tensor());
+      grouped_linear_backward_weight(ctx, overwritten, dy, x, offsets, Tensor(), Tensor(), Into::overwrite);
+      CHECK(same_bits(added, overwritten));
+    }
+}
+
 TEST_CASE("grouped products give the same bits for any number of threads", "[grouped_linear]") {
   for (const DType type : kFloatingTypes)
     for (const Problem& p : kProblems) {

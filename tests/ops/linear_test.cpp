@@ -92,6 +92,25 @@ TEST_CASE("linear products equal f64 loops, with and without packed copies", "[l
       }
 }
 
+TEST_CASE("a weight's gradient that is overwritten has the bits of one that is added to zeros", "[linear]") {
+  Context ctx(kScratch);
+  // Strips of bf16 in whole lines and off them, no rows, rows in one part of the depth and in two.
+  const Size sizes[] = {{70, 64, 96}, {70, 64, 33}, {5, 15, 16}, {0, 8, 32}, {2500, 48, 64}, {4500, 33, 40}};
+  for (const DType type : kTypes)
+    for (const Size& size : sizes) {
+      CAPTURE(dtype_name(type), size.t, size.n, size.k);
+      Pool pool;
+      const DType wide = accumulate_dtype(type);
+      const Tensor x = pool.normal(type, {size.t, size.k}), dy = pool.normal(type, {size.t, size.n}),
+                   added = pool.zeros(wide, {size.n, size.k}),
+                   overwritten = pool.zeros(wide, {size.n, size.k});
+      for (int64_t i = 0; i < overwritten.numel(); ++i) Pool::set(overwritten, i, NAN);
+      linear_backward_weight(ctx, added, dy, x);
+      linear_backward_weight(ctx, overwritten, dy, x, Into::overwrite);
+      CHECK(same_bits(added, overwritten));
+    }
+}
+
 TEST_CASE("a few rows times a weight packed for forward alone equal f64 loops, each row by itself",
           "[linear]") {
   Context ctx(kScratch);
@@ -245,7 +264,8 @@ TEST_CASE("a dry run of the linear ops measures the scratch memory of the real r
       if (!real) x.data = y.data = dw.data = w.value.data = nullptr;
       linear_forward(ctx, y, x, w);
       linear_backward_input(ctx, x, y, w, Into::add);
-      linear_backward_weight(ctx, dw, y, x);
+      for (const Into into : real ? std::vector{Into::overwrite, Into::add} : std::vector{Into::overwrite})
+        linear_backward_weight(ctx, dw, y, x, into);
     };
     run(dry, false);
     CHECK(dry.scratch.used() == 0);

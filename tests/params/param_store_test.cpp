@@ -97,6 +97,42 @@ TEST_CASE("padding between parameters stays zero, and zero_grads clears all grad
   for (int64_t i = 0; i < store.flat_grads().numel(); ++i) REQUIRE(Pool::get(store.flat_grads(), i) == 0);
 }
 
+TEST_CASE("sums begin with their first product or at zero, whatever memory held", "[params]") {
+  ParamStore store;
+  ParamSpec matrix{.name = "gate", .shape = {5, 3}, .packed = true, .summed_by_products = true};
+  store.add({.name = "norm", .shape = {7}, .init = Init::constant(1)});
+  store.add(matrix);
+  matrix.name = "up", matrix.joined = true;
+  store.add(matrix);
+  matrix.name = "down", matrix.joined = false;
+  store.add(matrix);
+  store.add({.name = "bias", .shape = {5}});
+  Memory memory(store, DType::f32);
+  for (int64_t i = 0; i < store.flat_grads().numel(); ++i) Pool::set(store.flat_grads(), i, 3);
+  store.begin_sums(memory.context, 0);
+  CHECK(Pool::get(store.grad(0), 6) == 0);
+  CHECK(Pool::get(store.grad(4), 4) == 0);
+  for (const ParamStore::Id id : {1, 2, 3})
+    CHECK_THROWS_WITH(store.grad(id), Catch::Contains("its gradient has no value before its first product"));
+
+  const ParamStore::Sum first = store.next_sum(1);
+  CHECK(first.into == Into::overwrite);
+  CHECK(first.to.has_shape({10, 3}));
+  CHECK(store.grad(2).data == static_cast<char*>(first.to.data) + 15 * sizeof(float));
+  for (int64_t i = 0; i < first.to.numel(); ++i) Pool::set(first.to, i, 5);
+  CHECK(store.next_sum(1).into == Into::add);
+  store.end_sums(memory.context, 0);
+  double sum = 0;
+  for (int64_t i = 0; i < store.flat_grads().numel(); ++i) sum += Pool::get(store.flat_grads(), i);
+  CHECK(sum == 5 * 30);  // zero everywhere else, in the padding too
+  CHECK(Pool::get(store.grad(3), 14) == 0);
+  CHECK(store.next_sum(3).into == Into::add);
+
+  store.begin_sums(memory.context, 0);  // and a step that ended early leaves nothing behind
+  store.zero_grads(memory.context);
+  CHECK(store.next_sum(1).into == Into::add);
+}
+
 TEST_CASE("a parameter's initial value depends only on the seed and its name", "[params]") {
   ParamStore a = small_store(), b;
   b.add({.name = "another", .shape = {100}, .init = Init::normal(1)});

@@ -175,15 +175,21 @@ struct Training {
     const auto counted = static_cast<double>(losses.dim(0) * micro_batches);
     fill(ctx, scale, 1 / counted);
     fill(ctx, loss, 0.0);
-    store.zero_grads(ctx);
+    // As GradSync (src/optim/grad_sync.h).
+    if (ctx.device == Device::cpu)
+      for (int unit = 0; unit < store.num_units(); ++unit) store.begin_sums(ctx, unit);
+    else
+      store.zero_grads(ctx);
     if (load.routers.totals) fill(ctx, load.routers.totals, 0.0);
-    for (int64_t i = 0; i < micro_batches; ++i)
+    for (int64_t i = 0; i < micro_batches; ++i) {
       graphs.replay_or_run(ctx, StepGraphs::Part::micro_batch, [&] {
         transformer.forward(ctx, batch, saved, load);
         transformer.loss_forward_backward(ctx, losses, dhidden, batch, saved, scale, load);
         sum(ctx, loss, losses, Into::add);
         transformer.backward(ctx, dhidden, batch, saved, load);
       });
+      for (int unit = 0; unit < store.num_units(); ++unit) store.end_sums(ctx, unit);
+    }
     graphs.step_done();
     optimizer.step(ctx, 1e-4, 1.0);
     store.pack(ctx);

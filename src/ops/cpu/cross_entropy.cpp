@@ -12,6 +12,7 @@
 
 #include "core/parallel_for.h"
 #include "core/targets.h"
+#include "ops/elementwise.h"
 #include "ops/matmul.h"
 
 #include "ops/cpu/isa_begin.h"
@@ -158,12 +159,15 @@ void softmax_rows(A* losses, S* dlogits, A* logits, const int32_t* targets, int6
 template <bool kGradient, class S, class P>
 void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidden, const Tensor& dweight,
          const Tensor& hidden, const LinearWeight& head, const Tensor& targets, double gradient_scale,
-         double cap, const LogitZLoss& z) {
+         double cap, const LogitZLoss& z, Into into_dweight) {
   using A = accumulate_t<S>;
   constexpr bool kWidens = !std::is_same_v<S, P>;
   constexpr DType kProduct = dtype_of<P>::value, kAccumulate = dtype_of<A>::value;
   const int64_t rows = hidden.dim(0), width = hidden.dim(1), vocabulary = head.value.dim(0);
-  if (rows == 0) return;
+  if (rows == 0) {
+    if (dweight && into_dweight == Into::overwrite) fill(ctx, dweight, 0);
+    return;
+  }
   // Gradients of the type of the logits take their place.
   constexpr bool kNarrows = kGradient && !std::is_same_v<P, A>, kInPlace = kGradient && !kNarrows;
   const int64_t part = kNarrows ? fitting_rows(rows, vocabulary, kAccumulate, kPartBytes, kPartRows)
@@ -213,7 +217,9 @@ void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidd
         if (!ctx.dry_run)
           narrow(dhidden.as<bf16>() + row * width, wide_dhidden.as<float>(), count * width, Into::overwrite);
       if (dweight)
-        multiply(ctx, {kProduct, kAccumulate, vocabulary, width, count, true, Layout::plain, true},
+        multiply(ctx,
+                 {kProduct, kAccumulate, vocabulary, width, count, true, Layout::plain,
+                  into_dweight == Into::add || row > 0},
                  dlogits.data, x.data, dweight.data);
     }
   }
@@ -222,26 +228,28 @@ void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidd
 template <bool kGradient>
 void run_any(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidden, const Tensor& dweight,
              const Tensor& hidden, const LinearWeight& head, const Tensor& targets, double gradient_scale,
-             double cap, const LogitZLoss& z) {
+             double cap, const LogitZLoss& z, Into into_dweight) {
   const auto go = hidden.dtype == DType::f64                  ? run<kGradient, double, double>
                   : hidden.dtype == DType::f32                ? run<kGradient, float, float>
                   : product_dtype(DType::bf16) == DType::bf16 ? run<kGradient, bf16, bf16>
                                                               : run<kGradient, bf16, float>;
-  go(ctx, op, losses, dhidden, dweight, hidden, head, targets, gradient_scale, cap, z);
+  go(ctx, op, losses, dhidden, dweight, hidden, head, targets, gradient_scale, cap, z, into_dweight);
 }
 
 }  // namespace
 
 void cross_entropy_forward(Context& ctx, Tensor losses, const Tensor& hidden, const LinearWeight& head,
                            const Tensor& targets, double soft_cap) {
-  run_any<false>(ctx, "cross_entropy_forward", losses, {}, {}, hidden, head, targets, 0, soft_cap, {});
+  run_any<false>(ctx, "cross_entropy_forward", losses, {}, {}, hidden, head, targets, 0, soft_cap, {},
+                 Into::add);
 }
 
 void cross_entropy_forward_backward(Context& ctx, Tensor losses, Tensor dhidden, Tensor dweight,
                                     const Tensor& hidden, const LinearWeight& head, const Tensor& targets,
-                                    const Tensor& gradient_scale, double soft_cap, const LogitZLoss& z) {
+                                    const Tensor& gradient_scale, double soft_cap, const LogitZLoss& z,
+                                    Into into_dweight) {
   run_any<true>(ctx, "cross_entropy_forward_backward", losses, dhidden, dweight, hidden, head, targets,
-                ctx.dry_run ? 0 : *gradient_scale.as<double>(), soft_cap, z);
+                ctx.dry_run ? 0 : *gradient_scale.as<double>(), soft_cap, z, into_dweight);
 }
 
 #include "ops/cpu/isa_end.h"

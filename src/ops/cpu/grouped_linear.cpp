@@ -22,6 +22,7 @@
 
 #include "core/cpu_features.h"
 #include "core/parallel_for.h"
+#include "ops/elementwise.h"
 
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
@@ -147,10 +148,15 @@ void grouped_linear_backward_input(Context& ctx, Tensor dx, const Tensor& dy, co
 }
 
 void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, const Tensor& x,
-                                    const Tensor& offsets, const Tensor& dy_index, const Tensor& x_index) {
+                                    const Tensor& offsets, const Tensor& dy_index, const Tensor& x_index,
+                                    Into into) {
   const int64_t groups = offsets.dim(0) - 1, N = dy.dim(1), K = x.dim(1);
   const int64_t rows = dy_index ? dy_index.dim(0) : x_index ? x_index.dim(0) : x.dim(0);
-  if (rows == 0) return;
+  const bool overwrite = into == Into::overwrite;
+  if (rows == 0) {
+    if (overwrite) fill(ctx, dw, 0);
+    return;
+  }
   const int64_t depth_most = std::min(kBlockDepth, std::max(rows, kUnitDepth / 2));
   const int64_t columns_most = std::min(kBlockColumns, N);
   const int64_t a_most =
@@ -167,7 +173,7 @@ void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, c
     constexpr int64_t S = E::kStripWidth;
     const int32_t *offset = offsets.as<int32_t>(), *dy_rows = dy_index ? dy_index.as<int32_t>() : nullptr,
                   *x_rows = x_index ? x_index.as<int32_t>() : nullptr;
-    const auto size = [&](int64_t g) -> int64_t { return offset[g + 1] > offset[g] ? N : 0; };
+    const auto size = [&](int64_t g) -> int64_t { return offset[g + 1] > offset[g] || overwrite ? N : 0; };
     for_each_unit(groups, K, kBlockColumns, S, size, [&](const Unit& unit, int64_t thread) {
       A *a = a_blocks.rows(thread, 1).as<A>(), *b = b_blocks.rows(thread, 1).as<A>(),
         *edge = edges.rows(thread, 1).as<A>();
@@ -176,6 +182,9 @@ void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, c
       const Tiles tiles = E::tiles(m);
       const Cut chunks(offset[unit.group + 1] - first, E::kUnit * kBlockDepth, E::kUnit);
       A* to = dw.as<A>() + (unit.group * N + unit.rows.begin) * K + unit.columns.begin;
+      for (int64_t r = 0; chunks.parts == 0 && r < m; ++r) std::fill_n(to + r * K, columns, A(0));
+      // What no one reads before the whole gradient is complete need not pass through the caches.
+      const bool past_caches = overwrite && chunks.parts == 1 && lies_in_lines(to, K);
       for (int64_t i = 0; i < chunks.parts; ++i) {
         const int64_t depth = chunks[i].size(), units = E::units(depth), row = first + chunks[i].begin;
         E::strips(b, depth, columns,
@@ -188,14 +197,16 @@ void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, c
           for (int64_t s = 0; s * S < columns; ++s) {
             const int64_t height = tiles[j + 1] - tiles[j], width = std::min(S, columns - s * S);
             const A* const strip = b + s * S * units;
+            const bool add = !overwrite || i > 0;
             A* tc = to + tiles[j] * K + s * S;
             if (width == S) {
-              E::Columns::multiply(a, units, tiles, j, strip, tc, K, true);
+              E::Columns::multiply(a, units, tiles, j, strip, tc, K, add, past_caches);
               continue;
             }
             E::Columns::multiply(a, units, tiles, j, strip, edge, S, false);
             for (int64_t h = 0; h < height; ++h)
-              for (int64_t c = 0; c < width; ++c) tc[h * K + c] += edge[h * S + c];
+              for (int64_t c = 0; c < width; ++c)
+                tc[h * K + c] = add ? tc[h * K + c] + edge[h * S + c] : edge[h * S + c];
           }
       }
       E::end();

@@ -47,6 +47,13 @@ struct Tiles {
   int64_t operator[](int64_t i) const { return begin[static_cast<size_t>(i)]; }
 };
 
+/// Whether rows of c, ld elements apart, begin where lines of the caches do.
+template <class A>
+inline bool lies_in_lines(const A* c, int64_t ld) {
+  constexpr int64_t kLine = 64;
+  return reinterpret_cast<uintptr_t>(c) % kLine == 0 && ld * static_cast<int64_t>(sizeof(A)) % kLine == 0;
+}
+
 /// c[i][.] (= | +=) sum over k of a[i AI + k AK] b[k][.], M rows and one strip. The sum runs in the order of
 /// k in one accumulator for each element: a value does not depend on the tile it fell in.
 template <class A, int M, int AI, int AK>

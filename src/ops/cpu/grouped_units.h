@@ -20,11 +20,11 @@ struct ColumnTiles {
         E::tile_rows(to + (j * units + u) * kTileStride, u, depth, columns - tiles[j],
                      [&](int64_t k) { return row(k) + tiles[j]; });
   }
-  /// The product of tile j with a strip.
+  /// The product of tile j with a strip; past_caches: as in tile_units.h.
   static void multiply(const A* packed, int64_t units, const Tiles& tiles, int64_t j, const A* b, A* c,
-                       int64_t ldc, bool add) {
+                       int64_t ldc, bool add, bool past_caches = false) {
     E::template tile<1, kTileStride>(tiles[j + 1] - tiles[j], units, packed + j * units * kTileStride, b, c,
-                                     ldc, add);
+                                     ldc, add, past_caches);
   }
 };
 
@@ -53,7 +53,8 @@ struct Singles {
     widen_tile(to, row(u), readable);
   }
   template <int AI, int AK>
-  static void tile(int64_t rows, int64_t units, const A* a, const A* b, A* c, int64_t ldc, bool add) {
+  static void tile(int64_t rows, int64_t units, const A* a, const A* b, A* c, int64_t ldc, bool add,
+                   bool /*past_caches*/ = false) {
     tile_of<A, AI, AK>(rows, units, a, b, c, ldc, add);
   }
   using Columns = ColumnTiles<Singles>;
@@ -83,7 +84,7 @@ struct PackedPairs {
 struct Pairs : PackedPairs<2> {
   static Tiles tiles(int64_t rows) { return {rows, Avx512Bf16Unit::kMostRows, 1}; }
   static void begin() {}
-  static void end() {}
+  static void end() { Avx512Bf16Unit::end(); }
   template <class Row>
   static void tile_rows(float* to, int64_t u, int64_t depth, int64_t readable, Row&& row) {
     const int64_t n = std::min<int64_t>(readable, kTileStride);
@@ -91,8 +92,9 @@ struct Pairs : PackedPairs<2> {
   }
   template <int AI, int AK>
   static void tile(int64_t rows, int64_t units, const float* a, const float* b, float* c, int64_t ldc,
-                   bool add) {
-    Avx512Bf16Unit::tile<AK>(rows, units, reinterpret_cast<const bf16*>(a), 2 * AI, b, c, ldc, add);
+                   bool add, bool past_caches = false) {
+    Avx512Bf16Unit::tile<AK>(rows, units, reinterpret_cast<const bf16*>(a), 2 * AI, b, c, ldc, add,
+                             past_caches);
   }
   using Columns = ColumnTiles<Pairs>;
 };
@@ -119,7 +121,7 @@ struct TilePairs : PackedPairs<kUnitDepth> {
       pack_pair_columns(to, kRowStride, depth, units, columns, row);
     }
     static void multiply(const float* packed, int64_t units, const Tiles& tiles, int64_t j, const float* b,
-                         float* c, int64_t ldc, bool add) {
+                         float* c, int64_t ldc, bool add, bool /*past_caches*/ = false) {
       tile<kRowStride, 1>(tiles[j + 1] - tiles[j], units, packed + tiles[j] * kRowStride, b, c, ldc, add);
     }
   };

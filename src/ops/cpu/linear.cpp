@@ -14,6 +14,7 @@
 #endif
 
 #include "core/parallel_for.h"
+#include "ops/elementwise.h"
 #include "ops/matmul.h"
 
 #include "ops/cpu/isa_begin.h"
@@ -100,10 +101,13 @@ void linear_backward_input(Context& ctx, Tensor dx, const Tensor& dy, const Line
   product_of_rows(ctx, dx, dy, w.value, w.packed_transposed, Layout::plain, into);
 }
 
-void linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, const Tensor& x) {
+void linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, const Tensor& x, Into into) {
   const int64_t rows = x.dim(0), k = x.dim(1), n = dy.dim(1);
-  if (rows == 0) return;
-  Product p{product_dtype(x.dtype), dw.dtype, n, k, rows, true, Layout::plain, true, 0};
+  if (rows == 0) {
+    if (into == Into::overwrite) fill(ctx, dw, 0);
+    return;
+  }
+  Product p{product_dtype(x.dtype), dw.dtype, n, k, rows, true, Layout::plain, into == Into::add, 0};
   if (!widens(x.dtype)) return multiply(ctx, p, dy.data, x.data, dw.data);
 
   ScratchScope t(ctx.scratch);
@@ -117,6 +121,7 @@ void linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, const Ten
       widen(wide_dy.as<float>(), dy.as<bf16>() + row * n, p.k * n);
     }
     multiply(ctx, p, wide_dy.data, wide_x.data, dw.data);
+    p.accumulate = true;
   }
 }
 

@@ -100,14 +100,17 @@ struct Division {
 template <class Unit, class Out>
 class UnitProduct {
  public:
-  UnitProduct(const Blocks& blocks, const Rows& rows, const float* strips, int64_t padded_depth)
+  /// past_caches: c is overwritten, and not read soon.
+  UnitProduct(const Blocks& blocks, const Rows& rows, const float* strips, int64_t padded_depth,
+              bool past_caches)
       : blocks_(blocks),
         rows_(rows),
         strips_(strips),
         padded_depth_(padded_depth),
         packed_row_(packed_row<Unit>(padded_depth)),
         depths_(padded_depth, Unit::kDepthBlock, kUnitDepth),
-        tiles_(rows.count, kUnitRows, kUnitRows) {
+        tiles_(rows.count, kUnitRows, kUnitRows),
+        past_caches_(past_caches && depths_.parts == 1) {
     if (rows_.transposed)
       pack_columns();
     else if (rows_.depth % kUnitDepth != 0)
@@ -138,7 +141,7 @@ class UnitProduct {
     const bool last = i + 1 == depths_.parts;
     float* const sums = blocks_.sums + (depths_.parts > 1 ? tiles_[t] * kUnitColumns : 0);
     if constexpr (std::is_same_v<Out, float>) {
-      if (columns == kUnitColumns) return sum(i, t, b, c, ldc, add || i > 0);
+      if (columns == kUnitColumns) return sum(i, t, b, c, ldc, add || i > 0, past_caches_);
       const auto bytes = static_cast<size_t>(columns) * sizeof(float);
       for (int64_t r = 0; add && i == 0 && r < rows; ++r)
         std::memcpy(sums + r * kUnitColumns, c + r * ldc, bytes);
@@ -150,7 +153,8 @@ class UnitProduct {
     }
   }
 
-  void sum(int64_t i, int64_t t, const float* b, float* c, int64_t ldc, bool onto) const {
+  void sum(int64_t i, int64_t t, const float* b, float* c, int64_t ldc, bool onto,
+           bool past_caches = false) const {
     const int64_t row = tiles_[t], rows = tiles_[t + 1] - row, begin = depths_[i].begin,
                   size = depths_[i].size();
     const bool tail = !rows_.transposed && begin + size > rows_.depth;
@@ -159,7 +163,8 @@ class UnitProduct {
     const int64_t lda = rows_.transposed ? packed_row_ : rows_.ld;
     const float* const part = b + begin / 2 * kPairStrip;
     if constexpr (Unit::kTakesStrips)
-      if (rows_.transposed) return Unit::multiply_strip(rows, size / 2, a + row * size, part, c, ldc, onto);
+      if (rows_.transposed)
+        return Unit::multiply_strip(rows, size / 2, a + row * size, part, c, ldc, onto, past_caches);
     if (steps > 0) Unit::multiply(rows, steps, a + row * lda, lda, part, c, ldc, onto);
     if (tail)
       Unit::multiply(rows, 1, blocks_.rows + row * kUnitDepth, kUnitDepth,
@@ -197,12 +202,13 @@ class UnitProduct {
   int64_t padded_depth_, packed_row_;
   Cut depths_;
   Tiles tiles_;
+  bool past_caches_;
 };
 
 /// c (m, n) (= | +=) a b, b in strips; a (m, k), or stored as (k, m), with rows of memory lda apart.
 template <class Unit, class Out>
 void multiply_strips(const Product& p, const bf16* a, int64_t lda, const float* strips, Out* c, bool add,
-                     const Division& division, const Tensor& rows, const Tensor& sums) {
+                     bool past_caches, const Division& division, const Tensor& rows, const Tensor& sums) {
   std::atomic<int64_t> next{0};
   parallel_for(std::min<int64_t>(num_threads(), division.units()), 1, [&](int64_t first, int64_t last) {
     for (int64_t thread = first; thread < last; ++thread) {
@@ -213,7 +219,7 @@ void multiply_strips(const Product& p, const bf16* a, int64_t lda, const float* 
                         strip = division.strips[u % division.strips.parts];
         const Rows of{a + (p.a_transposed ? part.begin : part.begin * lda), lda, part.size(), p.k,
                       p.a_transposed};
-        UnitProduct<Unit, Out> product(blocks, of, strips, padded(p.k));
+        UnitProduct<Unit, Out> product(blocks, of, strips, padded(p.k), past_caches);
         for (int64_t s = strip.begin; s < strip.end; ++s)
           product.strip(s, std::min(kPairStrip, p.n - s * kPairStrip), c + part.begin * p.n + s * kPairStrip,
                         p.n, add);
@@ -263,10 +269,15 @@ void tile_product(Context& ctx, const Product& p, const void* a, const void* b, 
       }
       const bf16* const from = static_cast<const bf16*>(a) + (p.a_transposed ? k * lda : k);
       const bool add = p.accumulate || k > 0;
+      // A weight's gradient, which no one reads before the whole gradient is complete.
+      const bool past_caches = p.a_transposed && !p.accumulate && p.k == depth && p.out == DType::f32 &&
+                               lies_in_lines(static_cast<const float*>(c), p.n);
       if (p.out == DType::f32)
-        multiply_strips<Unit>(part, from, lda, strips, static_cast<float*>(c), add, division, rows, sums);
+        multiply_strips<Unit>(part, from, lda, strips, static_cast<float*>(c), add, past_caches, division,
+                              rows, sums);
       else
-        multiply_strips<Unit>(part, from, lda, strips, static_cast<bf16*>(c), add, division, rows, sums);
+        multiply_strips<Unit>(part, from, lda, strips, static_cast<bf16*>(c), add, false, division, rows,
+                              sums);
     }
   });
 }

@@ -165,35 +165,37 @@ struct Avx512Bf16Unit : VectorRounding {
     tiles<1>(rows, steps * kUnitDepth / 2, a, lda, b, c, ldc, add);
   }
 
-  /// The same of `units` pairs of rows that lie in a strip of pairs.
+  /// The same of `units` pairs of rows that lie in a strip of pairs. past_caches, where c is overwritten and
+  /// its rows begin with lines of the caches: c is not read first, nor kept in the caches.
   static void multiply_strip(int64_t rows, int64_t units, const bf16* a, const float* b, float* c,
-                             int64_t ldc, bool add) {
-    tiles<kPairStrip>(rows, units, a, 2, b, c, ldc, add);
+                             int64_t ldc, bool add, bool past_caches = false) {
+    tiles<kPairStrip>(rows, units, a, 2, b, c, ldc, add, past_caches);
   }
 
   /// The same of at most kMostRows rows, whose pairs lie kPairStep pairs apart.
   template <int kPairStep, int M = kMostRows>
   static void tile(int64_t rows, int64_t units, const bf16* a, int64_t lda, const float* b, float* c,
-                   int64_t ldc, bool add) {
-    if (rows == M) return multiply_rows<M, kPairStep>(units, a, lda, b, c, ldc, add);
-    if constexpr (M > 1) tile<kPairStep, M - 1>(rows, units, a, lda, b, c, ldc, add);
+                   int64_t ldc, bool add, bool past_caches = false) {
+    if (rows == M) return multiply_rows<M, kPairStep>(units, a, lda, b, c, ldc, add, past_caches);
+    if constexpr (M > 1) tile<kPairStep, M - 1>(rows, units, a, lda, b, c, ldc, add, past_caches);
   }
 
  private:
   template <int kPairStep>
   static void tiles(int64_t rows, int64_t units, const bf16* a, int64_t lda, const float* b, float* c,
-                    int64_t ldc, bool add) {
+                    int64_t ldc, bool add, bool past_caches = false) {
     const int64_t parts = ceil_div(rows, kMostRows);
     for (int64_t i = 0; i < parts; ++i) {
       const int64_t row = rows * i / parts;
-      tile<kPairStep>(rows * (i + 1) / parts - row, units, a + row * lda, lda, b, c + row * ldc, ldc, add);
+      tile<kPairStep>(rows * (i + 1) / parts - row, units, a + row * lda, lda, b, c + row * ldc, ldc, add,
+                      past_caches);
     }
   }
 
   template <int M, int kPairStep>
   [[gnu::noinline]] SLUICE_TARGET_BF16 static void multiply_rows(int64_t units, const bf16* a, int64_t lda,
                                                                  const float* b, float* c, int64_t ldc,
-                                                                 bool add) {
+                                                                 bool add, bool past_caches) {
     typedef int Pair __attribute__((may_alias, aligned(2)));
     __m512 s[M][2];
 #pragma GCC unroll 14
@@ -212,8 +214,13 @@ struct Avx512Bf16Unit : VectorRounding {
     }
 #pragma GCC unroll 14
     for (int i = 0; i < M; ++i) {
-      _mm512_storeu_ps(c + i * ldc, s[i][0]);
-      _mm512_storeu_ps(c + i * ldc + 16, s[i][1]);
+      if (past_caches) {
+        _mm512_stream_ps(c + i * ldc, s[i][0]);
+        _mm512_stream_ps(c + i * ldc + 16, s[i][1]);
+      } else {
+        _mm512_storeu_ps(c + i * ldc, s[i][0]);
+        _mm512_storeu_ps(c + i * ldc + 16, s[i][1]);
+      }
     }
   }
 };

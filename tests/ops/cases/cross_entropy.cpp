@@ -22,9 +22,10 @@ double tolerance_factor(int64_t vocabulary) { return vocabulary < 64 ? 8 : vocab
 
 /// Every `without`-th row has no target. With gradient, or the losses alone.
 OpCase loss_case(int64_t rows, int64_t width, int64_t vocabulary, bool gradient, int64_t without = 7,
-                 double cap = 0, double z = 0) {
-  return {fmt::format("cross_entropy_forward{} T={} C={} V={} -1 every {} cap {} z {}",
-                      gradient ? "_backward" : "", rows, width, vocabulary, without, cap, z),
+                 double cap = 0, double z = 0, Into into = Into::add) {
+  return {fmt::format("cross_entropy_forward{} T={} C={} V={} -1 every {} cap {} z {}{}",
+                      gradient ? "_backward" : "", rows, width, vocabulary, without, cap, z,
+                      into == Into::add ? "" : " overwritten"),
           [=](CaseRun& r) {
             const Tensor hidden = r.input("hidden", {rows, width});
             LinearWeight head;
@@ -37,9 +38,10 @@ OpCase loss_case(int64_t rows, int64_t width, int64_t vocabulary, bool gradient,
             if (!gradient) return cross_entropy_forward(r.ctx, losses, hidden, head, targets, cap);
             const Tensor scale = r.input("gradient_scale", DType::f64, {1}, [=](int64_t) { return 0.25; });
             const Tensor dhidden = r.output("dhidden", {rows, width});
-            const Tensor dweight = r.inout("dweight", r.wide, {vocabulary, width}, 0.1);
+            const Tensor dweight = into == Into::add ? r.inout("dweight", r.wide, {vocabulary, width}, 0.1)
+                                                     : r.output("dweight", r.wide, {vocabulary, width});
             cross_entropy_forward_backward(r.ctx, losses, dhidden, dweight, hidden, head, targets, scale, cap,
-                                           {z, z > 0 ? r.output("squares", r.wide, {rows}) : Tensor()});
+                                           {z, z > 0 ? r.output("squares", r.wide, {rows}) : Tensor()}, into);
           },
           tolerance_factor(vocabulary)};
 }
@@ -64,6 +66,9 @@ OpFamily cross_entropy_cases() {
   family.cases.push_back(loss_case(4096 + 4, 3, 9, true));        // two chunks, each off the grid
   family.cases.back().bf16 = false;                               // a million emulated threads are enough
   family.cases.push_back(loss_case(0, 8, 16, true));
+  for (const int64_t rows : {0, 5, 4096 + 4})
+    family.cases.push_back(loss_case(rows, 3, 9, true, 7, 0, 0, Into::overwrite));
+  family.cases.back().bf16 = false;
   family.fuzz = [](Random& random) {
     return loss_case(uniform(random, 1, 20), uniform(random, 1, 40), uniform(random, 2, 3000),
                      uniform(random, 0, 1) == 1, one_of<int64_t>(random, {1, 3, 7, kNever}),

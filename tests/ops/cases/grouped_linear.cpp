@@ -78,7 +78,7 @@ OpCase backward_input_case(const Shape& s) {
 }
 
 /// Rows beyond the last group are NaN in operands that are not gathered, and must have no effect.
-OpCase backward_weight_case(const Shape& s, Gather gather) {
+OpCase backward_weight_case(const Shape& s, Gather gather, Into into = Into::add) {
   const bool of_dy = s.tokens && gather == Gather::first, of_x = s.tokens && gather == Gather::second;
   const auto operand = [s](CaseRun& r, const char* name, bool gathered, int64_t columns) {
     if (gathered) return r.input(name, {s.tokens, columns});
@@ -86,16 +86,18 @@ OpCase backward_weight_case(const Shape& s, Gather gather) {
     return r.input(name, r.dtype, {s.rows(), columns},
                    [=](int64_t i) { return i < used ? static_cast<double>(i * 37 % 101 - 50) / 32 : NAN; });
   };
-  return {fmt::format("grouped_linear_backward_weight {}{}", describe(s),
+  return {fmt::format("grouped_linear_backward_weight {}{}{}", describe(s),
                       of_dy  ? " (dy)"
                       : of_x ? " (x)"
-                             : ""),
+                             : "",
+                      into == Into::add ? "" : " overwritten"),
           [=](CaseRun& r) {
             const Tensor dy = operand(r, "dy", of_dy, s.n), x = operand(r, "x", of_x, s.k);
             const Tensor chosen = of_dy || of_x ? index(r, s) : Tensor();
-            grouped_linear_backward_weight(r.ctx, r.inout("dw", r.wide, {s.groups() * s.n, s.k}), dy, x,
-                                           offsets(r, s), of_dy ? chosen : Tensor(),
-                                           of_x ? chosen : Tensor());
+            const Tensor dw = into == Into::add ? r.inout("dw", r.wide, {s.groups() * s.n, s.k})
+                                                : r.output("dw", r.wide, {s.groups() * s.n, s.k});
+            grouped_linear_backward_weight(r.ctx, dw, dy, x, offsets(r, s), of_dy ? chosen : Tensor(),
+                                           of_x ? chosen : Tensor(), into);
           }};
 }
 
@@ -119,6 +121,7 @@ OpFamily grouped_linear_cases() {
     family.cases.push_back(forward_case(s));
     family.cases.push_back(backward_input_case(s));
     family.cases.push_back(backward_weight_case(s, Gather::first));
+    family.cases.push_back(backward_weight_case(s, Gather::first, Into::overwrite));
     if (s.tokens) family.cases.push_back(backward_weight_case(s, Gather::second));
   };
   all({{1}, 1, 1});
@@ -146,7 +149,8 @@ OpFamily grouped_linear_cases() {
       case 1:
         return backward_input_case(s);
       default:
-        return backward_weight_case(s, one_of(random, {Gather::first, Gather::second}));
+        return backward_weight_case(s, one_of(random, {Gather::first, Gather::second}),
+                                    one_of(random, {Into::overwrite, Into::add}));
     }
   };
   return family;

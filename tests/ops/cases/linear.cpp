@@ -32,11 +32,15 @@ OpCase backward_input_case(int64_t t, int64_t n, int64_t k, Into into) {
 }
 
 /// dy and x start `skip` rows into their memory, so that pointers lose their alignment.
-OpCase backward_weight_case(int64_t t, int64_t n, int64_t k, int64_t skip = 0) {
-  return {fmt::format("linear_backward_weight T={} N={} K={} skip={}", t, n, k, skip), [=](CaseRun& r) {
+OpCase backward_weight_case(int64_t t, int64_t n, int64_t k, int64_t skip = 0, Into into = Into::add) {
+  return {fmt::format("linear_backward_weight T={} N={} K={} skip={}{}", t, n, k, skip,
+                      into == Into::add ? "" : " overwritten"),
+          [=](CaseRun& r) {
             const Tensor dy = r.input("dy", {skip + t, n}).rows(skip, t),
                          x = r.input("x", {skip + t, k}).rows(skip, t);
-            linear_backward_weight(r.ctx, r.inout("dw", r.wide, {n, k}), dy, x);
+            const Tensor dw =
+                into == Into::add ? r.inout("dw", r.wide, {n, k}) : r.output("dw", r.wide, {n, k});
+            linear_backward_weight(r.ctx, dw, dy, x, into);
           }};
 }
 
@@ -51,6 +55,7 @@ OpFamily linear_cases() {
     family.cases.push_back(backward_input_case(t, n, k, Into::overwrite));
     family.cases.push_back(backward_input_case(t, n, k, Into::add));
     family.cases.push_back(backward_weight_case(t, n, k));
+    family.cases.push_back(backward_weight_case(t, n, k, 0, Into::overwrite));
   }
   family.cases.push_back(backward_weight_case(9, 11, 13, 3));
   family.fuzz = [](Random& random) {
@@ -61,7 +66,8 @@ OpFamily linear_cases() {
       case 1:
         return backward_input_case(t, n, k, one_of(random, {Into::overwrite, Into::add}));
       default:
-        return backward_weight_case(t, n, k, uniform(random, 0, 2));
+        return backward_weight_case(t, n, k, uniform(random, 0, 2),
+                                    one_of(random, {Into::overwrite, Into::add}));
     }
   };
   return family;
