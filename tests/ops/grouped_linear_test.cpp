@@ -129,6 +129,7 @@ TEST_CASE("weights' gradients that are overwritten have the bits of ones that ar
   std::vector<Problem> problems(std::begin(kProblems), std::end(kProblems));
   problems.push_back({.rows = {5, 0, 300, 17}, .N = 48, .K = 96});  // in whole lines
   problems.push_back({.rows = {0, 700}, .N = 33, .K = 64});         // a depth of several parts
+  problems.push_back({.rows = {0, 0}, .N = 16, .K = 32});           // no rows
   for (const DType type : kFloatingTypes)
     for (const Problem& p : problems) {
       CAPTURE(dtype_name(type), p.rows, p.N, p.K);

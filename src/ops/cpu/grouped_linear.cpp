@@ -22,7 +22,6 @@
 
 #include "core/cpu_features.h"
 #include "core/parallel_for.h"
-#include "ops/elementwise.h"
 
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
@@ -153,10 +152,7 @@ void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, c
   const int64_t groups = offsets.dim(0) - 1, N = dy.dim(1), K = x.dim(1);
   const int64_t rows = dy_index ? dy_index.dim(0) : x_index ? x_index.dim(0) : x.dim(0);
   const bool overwrite = into == Into::overwrite;
-  if (rows == 0) {
-    if (overwrite) fill(ctx, dw, 0);
-    return;
-  }
+  if (rows == 0 && !overwrite) return;
   const int64_t depth_most = std::min(kBlockDepth, std::max(rows, kUnitDepth / 2));
   const int64_t columns_most = std::min(kBlockColumns, N);
   const int64_t a_most =
@@ -187,6 +183,7 @@ void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, c
       const bool past_caches = overwrite && chunks.parts == 1 && lies_in_lines(to, K);
       for (int64_t i = 0; i < chunks.parts; ++i) {
         const int64_t depth = chunks[i].size(), units = E::units(depth), row = first + chunks[i].begin;
+        const bool add = !overwrite || i > 0;
         E::strips(b, depth, columns,
                   [&](int64_t k) { return x.as<T>() + row_of(x_rows, row + k) * K + unit.columns.begin; });
         E::Columns::pack(a, depth, units, m, tiles, [&](int64_t k) {
@@ -197,7 +194,6 @@ void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, c
           for (int64_t s = 0; s * S < columns; ++s) {
             const int64_t height = tiles[j + 1] - tiles[j], width = std::min(S, columns - s * S);
             const A* const strip = b + s * S * units;
-            const bool add = !overwrite || i > 0;
             A* tc = to + tiles[j] * K + s * S;
             if (width == S) {
               E::Columns::multiply(a, units, tiles, j, strip, tc, K, add, past_caches);
