@@ -6,6 +6,8 @@ namespace {
 
 /// Columns of a strip of pairs: two vectors of AVX-512, or two tiles of AMX.
 constexpr int64_t kPairStrip = 32;
+/// How many rows ahead of those being packed are prefetched: rows lie far apart, often in other pages.
+constexpr int64_t kRowsAhead = 16;
 
 /// low and high as one pair; high may be null.
 inline float pair_of(const bf16* low, const bf16* high) {
@@ -36,7 +38,12 @@ void pack_pairs(float* to, int64_t depth, int64_t units, int64_t columns, Row&& 
   constexpr int64_t S = kPairStrip;
   for (int64_t u = 0; u < units; ++u) {
     float* out = to + u * S;
+    const int64_t ahead = 2 * u + kRowsAhead;
     for (int64_t c = 0; c < columns; c += S, out += units * S) {
+      if (ahead + 1 < depth) {
+        __builtin_prefetch(row(ahead) + c);
+        __builtin_prefetch(row(ahead + 1) + c);
+      }
       if (2 * u >= depth) {
         std::fill_n(out, S, 0.0f);
         continue;
