@@ -33,12 +33,6 @@ int64_t layers_looked_at(const ModelConfig& m) {
   return std::clamp<int64_t>(m.num_hidden_layers, 0, 1 << 16);
 }
 
-bool has_dense_layer(const ModelConfig& m) {
-  for (int64_t i = 0; i < layers_looked_at(m); ++i)
-    if (!m.moe.in_layer(i)) return true;
-  return false;
-}
-
 /// Copies from `b` to `a` the keys that have no effect in one of the two models. The key that disables them
 /// already shows the difference.
 void align_idle_keys(ModelConfig& a, const ModelConfig& b) {
@@ -136,6 +130,12 @@ bool names_key(std::string_view name, std::string_view key) {
 bool changes_function(std::string_view key) {
   return std::none_of(std::begin(kSameFunction), std::end(kSameFunction),
                       [&](std::string_view same) { return names_key(same, key); });
+}
+
+bool has_dense_layer(const ModelConfig& m) {
+  for (int64_t i = 0; i < layers_looked_at(m); ++i)
+    if (!m.moe.in_layer(i)) return true;
+  return false;
 }
 
 ModelConfig model_after(ModelConfig model, int64_t steps) {

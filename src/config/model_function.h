@@ -21,6 +21,9 @@ std::string without_indices(std::string_view key);
 /// key except those known to affect only initialisation, training or speed.
 bool changes_function(std::string_view key);
 
+/// Whether any layer has a dense network, whose width is model.intermediate_size.
+bool has_dense_layer(const ModelConfig& model);
+
 /// The model as it computes after `steps` steps of training, the first step if there are none: until
 /// model.attention.sparse.phase_steps have been taken, sparse attention is in its dense warm-up.
 ModelConfig model_after(ModelConfig model, int64_t steps);

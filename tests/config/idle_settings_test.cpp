@@ -78,6 +78,10 @@ TEST_CASE("a setting without effect is named with its place and what turns it of
       {"model: {attention: {kind: sparse, sparse: {loss: {coefficient: 0, temperature: 2}}}}",
        "a.yaml:1:67: " + at + "sparse.loss.temperature has no effect while " + at +
            "sparse.loss.coefficient is 0"},
+      {"model: {intermediate_size: 99, moe: {num_experts: 4, num_experts_per_tok: 2}}",
+       "a.yaml:1:9: model.intermediate_size has no effect while every layer has experts"},
+      {"{data: {seq_len: 64}, model: {attention: {window: 64, window_pattern: 2}}}",
+       "a.yaml:1:43: " + at + "window and " + at + "window_pattern have no effect while data.seq_len is 64"},
       {"lora: {targets: [q_proj], alpha: 8}",
        "a.yaml:1:27: lora.alpha and lora.targets have no effect while lora.rank is 0"},
       {"train: {init_ignore: [model.rope.theta]}",
@@ -124,6 +128,11 @@ TEST_CASE("nothing is said of a setting that has its effect, its default, or is 
             "a.yaml:5:13: optimizer.min_lr has no effect while optimizer.schedule is constant"});
   CHECK(idle("a.yaml", {"lora.alpha=8"}) ==
         std::vector<std::string>{"command line: lora.alpha has no effect while lora.rank is 0"});
+  folder.write(
+      "a.yaml",
+      "model: {intermediate_size: 99, moe: {num_experts: 4, num_experts_per_tok: 2, mlp_only_layers: [0]}, "
+      "attention: {window: 63}}\ndata: {seq_len: 64}\n");
+  CHECK(idle("a.yaml").empty());
   // Analysis averages importance by it, whether it is balanced or not.
   folder.write("a.yaml", "model: {attention: {head_balance: {skip_first: false}}}\n");
   CHECK(idle("a.yaml").empty());
