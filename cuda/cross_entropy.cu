@@ -210,7 +210,7 @@ void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidd
   for (int64_t row = 0; row < rows; row += chunk) {
     const int64_t count = std::min(chunk, rows - row);
     const Tensor x = hidden.rows(row, count);
-    Product forward;
+    GpuProduct forward;
     forward.in = forward.out = type;
     forward.m = count, forward.n = vocabulary, forward.k = width;
     forward.b_transposed = true, forward.c_stride = stride;
@@ -220,13 +220,13 @@ void run(Context& ctx, const char* op, const Tensor& losses, const Tensor& dhidd
                          vocabulary, gradient_scale, soft_cap, z.coefficient,
                          z.squares ? z.squares.rows(row, count) : Tensor());
     if constexpr (kGradient) {
-      Product input;
+      GpuProduct input;
       input.in = input.out = type;
       input.m = count, input.n = width, input.k = vocabulary;
       input.a_stride = stride;
       multiply(ctx, input, logits.data, head.value.data, dhidden.rows(row, count).data);
       if (!dweight) continue;
-      Product weight;
+      GpuProduct weight;
       weight.in = type, weight.out = DType::f32;
       weight.m = vocabulary, weight.n = width, weight.k = count;
       weight.a_transposed = true, weight.a_stride = stride;

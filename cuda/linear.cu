@@ -13,7 +13,7 @@ void linear_pack(Context&, const LinearWeight&) {}
 
 void linear_forward(Context& ctx, Tensor y, const Tensor& x, const LinearWeight& w) {
   check_storage("linear_forward", x);
-  Product p;
+  GpuProduct p;
   p.in = p.out = x.dtype;
   p.m = x.dim(0), p.n = w.value.dim(0), p.k = x.dim(1);
   p.b_transposed = true;
@@ -22,7 +22,7 @@ void linear_forward(Context& ctx, Tensor y, const Tensor& x, const LinearWeight&
 
 void linear_backward_input(Context& ctx, Tensor dx, const Tensor& dy, const LinearWeight& w, Into into) {
   check_storage("linear_backward_input", dy);
-  Product p;
+  GpuProduct p;
   p.in = p.out = dy.dtype;
   p.m = dy.dim(0), p.n = w.value.dim(1), p.k = dy.dim(1);
   p.accumulate = into == Into::add;
@@ -32,7 +32,7 @@ void linear_backward_input(Context& ctx, Tensor dx, const Tensor& dy, const Line
 void linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, const Tensor& x, Into into) {
   check_storage("linear_backward_weight", x);
   if (into == Into::overwrite && dy.dim(0) == 0) return fill(ctx, dw, 0);
-  Product p;
+  GpuProduct p;
   p.in = x.dtype, p.out = DType::f32;
   p.m = dy.dim(1), p.n = x.dim(1), p.k = dy.dim(0);
   p.a_transposed = true, p.accumulate = into == Into::add;

@@ -168,7 +168,7 @@ void newton_schulz(Context& ctx, Tensor x, const Tensor& squares, int64_t steps)
     if (!ctx.dry_run)
       map_unary(ctx, "newton_schulz normalise", device_data<T>(from),
                 static_cast<const T*>(device_data<T>(x)), x.numel(), Normalise{device_data<double>(squares)});
-    Product gram, square, last;
+    GpuProduct gram, square, last;
     gram.in = gram.out = square.in = last.in = last.out = x.dtype;
     gram.m = gram.n = s, gram.k = std::max(rows, columns);
     gram.a_transposed = tall, gram.b_transposed = !tall;

@@ -331,7 +331,7 @@ struct Identity {
 
 void router_logits_forward(Context& ctx, Tensor logits, const Tensor& x, const LinearWeight& weight) {
   check_storage("router_logits_forward", x);
-  Product p;
+  GpuProduct p;
   p.in = x.dtype, p.out = DType::f32;
   p.m = x.dim(0), p.n = weight.value.dim(0), p.k = x.dim(1);
   p.b_transposed = true;
@@ -352,12 +352,12 @@ void router_logits_backward(Context& ctx, Tensor dx, Tensor dweight, const Tenso
       map(ctx, "router_logits_backward", op, d.numel(), aligned(op.y, op.x));
     }
   }
-  Product input;
+  GpuProduct input;
   input.in = input.out = x.dtype;
   input.m = rows, input.n = width, input.k = experts;
   input.accumulate = into == Into::add;
   multiply(ctx, input, d.data, weight.value.data, dx.data);
-  Product gradient;
+  GpuProduct gradient;
   gradient.in = x.dtype, gradient.out = DType::f32;
   gradient.m = experts, gradient.n = width, gradient.k = rows;
   gradient.a_transposed = true, gradient.accumulate = true;

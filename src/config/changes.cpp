@@ -33,6 +33,7 @@ constexpr struct {
     {"train.check_limits", ChangeClass::operational},
     {"model.attention.kernel", ChangeClass::operational},
     {"train.deterministic", ChangeClass::operational},
+    {"train.matmul_algorithm", ChangeClass::operational},
     {"model.moe.load_balance", ChangeClass::trajectory},
     {"model.attention.head_balance", ChangeClass::trajectory},
     {"model.attention.sparse.loss.coefficient", ChangeClass::trajectory},

@@ -12,12 +12,14 @@ enum class Precision : uint8_t { f32, bf16, f64 };
 enum class Recompute : uint8_t { none, mlp, block };
 enum class BadStepPolicy : uint8_t { stop, skip, count };
 enum class InitMissing : uint8_t { refuse, fresh };
+enum class MatmulAlgorithm : uint8_t { timed, heuristic };
 
 SLUICE_ENUM_NAMES(DeviceChoice, "auto", "cpu", "cuda");
 SLUICE_ENUM_NAMES(Precision, "f32", "bf16", "f64");
 SLUICE_ENUM_NAMES(Recompute, "none", "mlp", "block");
 SLUICE_ENUM_NAMES(BadStepPolicy, "stop", "skip", "count");
 SLUICE_ENUM_NAMES(InitMissing, "refuse", "fresh");
+SLUICE_ENUM_NAMES(MatmulAlgorithm, "timed", "heuristic");
 
 /// Low-rank adapters (Hu et al. 2021): W + (alpha / rank) B A, where W is frozen.
 struct LoraConfig {
@@ -44,6 +46,7 @@ struct TrainConfig {
   int64_t max_tokens = 0;
   uint64_t seed = 1234;
   bool deterministic = true;
+  MatmulAlgorithm matmul_algorithm = MatmulAlgorithm::timed;
   Precision precision = Precision::f32;
   Recompute recompute = Recompute::none;
   double max_grad_norm = 1.0;
@@ -70,6 +73,12 @@ struct TrainConfig {
     f("seed", seed, "seed of the initial weights and of the data order");
     f("deterministic", deterministic,
       "on a GPU: use only kernels with a deterministic reduction order; false is faster");
+    f("matmul_algorithm", matmul_algorithm,
+      "on a GPU: of cuBLASLt's algorithms for a matrix product, the fastest when timed before the first "
+      "step, kept in "
+      "RUN/matmul_algorithms.json (copied into a new run's folder, it gives that run the same bits), or the "
+      "one that "
+      "the library's heuristic prefers");
     f("precision", precision,
       "storage of weights and activations; bf16 keeps f32 master weights; f64 is for checks");
     f("recompute", recompute, "activations that backward recomputes instead of storing them");

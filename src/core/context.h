@@ -1,6 +1,7 @@
 #pragma once
 // Context, the first argument of every op.
 #include <memory>
+#include <set>
 
 #include "core/arena.h"
 #include "core/device.h"
@@ -13,6 +14,9 @@ namespace sluice {
 struct BackendState {
   virtual ~BackendState() = default;
 };
+
+struct GpuProduct;
+struct ProductAlgorithms;
 
 struct Context {
   Device device = Device::cpu;
@@ -28,6 +32,10 @@ struct Context {
   Arena scratch;
   std::unique_ptr<BackendState> backend;  // lives as long as the context
   Profile* profile = nullptr;             // receives the times of ops; may be null
+  /// On a GPU (ops/product_algorithms.h): receives the matrix products of a dry run; may be null.
+  std::set<GpuProduct>* products = nullptr;
+  /// On a GPU: which algorithms compute matrix products; of others, or null, the library's heuristic decides.
+  const ProductAlgorithms* algorithms = nullptr;
 
   /// scratch_capacity is in bytes; 0 makes a dry-run context that measures.
   explicit Context(int64_t scratch_capacity, Device device_ = Device::cpu)

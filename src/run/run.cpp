@@ -26,6 +26,7 @@
 #include "run/start_files.h"
 #include "run/step_watch.h"
 #include "run/stragglers.h"
+#include "run/timed_products.h"
 #include "run/training_start.h"
 #include "run/watchdog.h"
 #include "train/trainer.h"
@@ -84,6 +85,7 @@ class Run {
 
   std::unique_ptr<Console> console_;  // rank 0's
   std::unique_ptr<ConsoleWarnings> warnings_;
+  TimedProducts products_;
   std::unique_ptr<Trainer> trainer_;
   FreshStart fresh_;             // of parameters that train.init_from lacks
   std::unique_ptr<RunLog> log_;  // rank 0's
@@ -163,7 +165,11 @@ bool Run::already_finished() {
 }
 
 void Run::make_trainer() {
-  trainer_ = std::make_unique<Trainer>(start_.config, *start_.data, ranks_);
+  // Products are timed while the training's memory is not taken yet.
+  const MemoryPlan memory = Trainer::measure(start_.config, ranks_);
+  products_ = choose_algorithms(start_.folder.get(), start_.config, memory.products, *ranks_);
+  trainer_ = std::make_unique<Trainer>(start_.config, *start_.data, ranks_, memory);
+  trainer_->context().algorithms = &products_.algorithms;
   ranks_ = &trainer_->ranks();  // in turn with what a step leaves under way
   if (!start_.resumes()) {
     fresh_ = trainer_->initialize(start_.init.path, start_.init.map);
@@ -202,6 +208,7 @@ void Run::introduce() {
   for (const std::string& line :
        banner(start_.config, start_.plan, *trainer_, *start_.data, *start_.evaluator))
     console_->line(line);
+  if (!products_.text.empty()) console_->line("matmul   " + products_.text);
   if (!start_.init.path.empty()) console_->line("weights  from " + start_.init.text());
   if (start_.init.begins_alike(start_.config, start_.data->fingerprint()))
     spdlog::warn(

@@ -15,6 +15,7 @@
 #include "checkpoint/manifest.h"
 #include "core/host.h"
 #include "core/io.h"
+#include "run/algorithms_file.h"
 #include "run/failure_status.h"
 
 namespace sluice {
@@ -25,7 +26,7 @@ namespace {
 constexpr const char* kFiles[] = {"lock",     "config.yaml",  "config.input.yaml", "cmdline.txt",
                                   "run.json", "status.json",  "metrics.jsonl",     "eval.jsonl",
                                   "bits.log", "console.log",  "heartbeat",         "tb",
-                                  "ckpt",     kTokenizerFile, kBpeTokenizerFile};
+                                  "ckpt",     kTokenizerFile, kBpeTokenizerFile,   kAlgorithmsFile};
 
 /// The missing folders of a path, the innermost first.
 std::vector<std::string> missing_folders(std::string path) {

@@ -50,6 +50,8 @@ class Trainer {
   /// share every global batch (data parallelism), each taking its micro-batches that follow each other, and
   /// step together. Error(usage) as measure().
   Trainer(const Config& config, const Blend& data, Communicator* ranks = nullptr);
+  /// The same with what measure() has said.
+  Trainer(const Config& config, const Blend& data, Communicator* ranks, const MemoryPlan& measured);
   /// Weights that are still on their way arrive first.
   ~Trainer();
   Trainer(const Trainer&) = delete;

@@ -29,6 +29,8 @@ MemoryPlan Trainer::measure(const Config& config, Communicator* ranks) {
 
 /// Of a dry run.
 MemoryPlan Trainer::measured() {
+  std::set<GpuProduct> products;
+  ctx_.products = &products;
   step();
   if ((step_ = config_.model.attention.sparse.phase_steps) > 0) step();  // of the sparse phase, too
   if (analysed_.batch.tokens) {
@@ -43,7 +45,9 @@ MemoryPlan Trainer::measured() {
                   .scratch = ctx_.scratch.high_water(),
                   .pinned = memory_.pinned.high_water(),
                   .checkpoint = bytes_of(whole_model()),
-                  .on_gpu = plan_.on_gpu()};
+                  .on_gpu = plan_.on_gpu(),
+                  .products = std::move(products)};
+  ctx_.products = nullptr;
   if (config_.checkpoint.async || plan.on_gpu) {
     CheckpointContent tensors;
     collect_tensors(tensors);
@@ -53,7 +57,10 @@ MemoryPlan Trainer::measured() {
 }
 
 Trainer::Trainer(const Config& config, const Blend& data, Communicator* ranks)
-    : Trainer(config, &data, ranks, measure(config, ranks)) {}
+    : Trainer(config, data, ranks, measure(config, ranks)) {}
+
+Trainer::Trainer(const Config& config, const Blend& data, Communicator* ranks, const MemoryPlan& measured)
+    : Trainer(config, &data, ranks, measured) {}
 
 Trainer::Trainer(const Config& config, const Blend* data, Communicator* ranks, const MemoryPlan& memory)
     : Trainer(config, data, ranks, memory, resolve_device(config.train.device)) {}

@@ -1,15 +1,28 @@
 // A cuBLASLt for emulation: the calls of cuda/matmul.cu, which check their arguments as strictly as the
 // documents allow and compute in f32, one element at a time. Every refusal prints its reason on stderr. A
-// product is launched as a kernel with one thread, so that it can be captured in a graph.
+// product is launched as a kernel with one thread, so that it can be captured in a graph. Who asks for
+// several algorithms gets those of `kKinds`.
+#include "fake_cublaslt.h"
+
 #include <cublasLt.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <vector>
 
 #include "emulation.h"
+#include "fake_runtime.h"
+
+namespace {
+std::atomic<int64_t> asked_for_one = 0, asked_for_several = 0;
+}  // namespace
+
+namespace emu {
+HeuristicCalls heuristic_calls() { return {asked_for_one, asked_for_several}; }
+}  // namespace emu
 
 struct cublasLtContext {
   uint32_t alive = 0xc0b1a5;
@@ -39,11 +52,23 @@ struct Preference {
   uint32_t alignment[4];  // a, b, c, d
   uint32_t reductions;    // allowed, as bits
 };
+/// Algorithms as the heuristic lists them. The second and the third are those that timing must not choose:
+/// one that does not run, and the fastest, whose results differ from run to run. The fourth adds up in
+/// another order than the first, so that bits show which of them computed.
+struct Kind {
+  double
+      seconds;  // added to the time of its events, for products are computed in no time that means anything
+  int lanes;    // partial sums
+  bool runs = true, repeats = true;
+};
+constexpr Kind kKinds[] = {{0.3, 16}, {0, 16, /*runs=*/false}, {0.1, 16, true, /*repeats=*/false}, {0.2, 8}};
+
 /// The problem for which an algorithm was chosen.
 struct Algorithm {
   uint64_t problem;
   uint64_t workspace;
   uint32_t alignment[4];
+  uint32_t kind;  // in kKinds
 };
 static_assert(sizeof(Operation) <= sizeof(cublasLtMatmulDescOpaque_t));
 static_assert(sizeof(Layout) <= sizeof(cublasLtMatrixLayoutOpaque_t));
@@ -123,25 +148,32 @@ std::vector<float> widen(const void* p, const Layout& l, int64_t count, int64_t 
   return wide;
 }
 
-void compute(Problem p, float alpha, const void* a, const void* b, float beta, const void* c, void* d,
-             void* workspace, uint64_t workspace_bytes) {
+template <int kLanes>  // partial sums that vectorise
+float dot(const float* x, const float* y, int64_t k) {
+  float lane[kLanes] = {}, sum = 0;
+  int64_t l = 0;
+  for (; l + kLanes <= k; l += kLanes)
+    for (int64_t q = 0; q < kLanes; ++q) lane[q] += x[l + q] * y[l + q];
+  for (; l < k; ++l) sum += x[l] * y[l];
+  for (const float v : lane) sum += v;
+  return sum;
+}
+
+void compute(Problem p, Kind kind, float alpha, const void* a, const void* b, float beta, const void* c,
+             void* d, void* workspace, uint64_t workspace_bytes) {
+  static std::atomic<int> runs = 0;
+  const float scale = kind.repeats ? alpha : alpha * (1 + 0.125f * static_cast<float>(runs++ % 2));
   // A product overwrites its workspace.
   if (workspace) std::memset(workspace, 0xff, std::min<uint64_t>(workspace_bytes, 4096));
   const int64_t m = p.m(), n = p.n(), k = p.k();
   const std::vector<float> wa = widen(a, p.a, m, k, p.operation.transpose_a == CUBLAS_OP_N);
   const std::vector<float> wb = widen(b, p.b, n, k, p.operation.transpose_b == CUBLAS_OP_T);
-  constexpr int64_t kLanes = 16;  // partial sums that vectorise
   for (int64_t j = 0; j < n; ++j)
     for (int64_t i = 0; i < m; ++i) {
       const float *x = &wa[static_cast<size_t>(i * k)], *y = &wb[static_cast<size_t>(j * k)];
-      float lane[kLanes] = {}, sum = 0;
-      int64_t l = 0;
-      for (; l + kLanes <= k; l += kLanes)
-        for (int64_t q = 0; q < kLanes; ++q) lane[q] += x[l + q] * y[l + q];
-      for (; l < k; ++l) sum += x[l] * y[l];
-      for (const float v : lane) sum += v;
+      const float sum = kind.lanes == 8 ? dot<8>(x, y, k) : dot<16>(x, y, k);
       const int64_t at = i + j * p.c.stride;
-      const float value = alpha * sum + (beta != 0 ? beta * load(c, p.c.type, at) : 0.0f);
+      const float value = scale * sum + (beta != 0 ? beta * load(c, p.c.type, at) : 0.0f);
       if (p.c.type == CUDA_R_32F)
         static_cast<float*>(d)[at] = value;
       else
@@ -259,13 +291,35 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   // The real one may then round partial sums to the dtype of the result.
   REQUIRE(!problem.narrow_result() || p.reductions == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE,
           "a product of bf16 whose partial sums may be added in bf16");
-  Algorithm algorithm{problem.fingerprint(), p.workspace, {}};
-  std::memcpy(algorithm.alignment, p.alignment, sizeof p.alignment);
-  results[0] = {};
-  put(&results[0].algo, algorithm);
-  results[0].workspaceSize = p.workspace;  // the largest that is allowed
-  results[0].state = CUBLAS_STATUS_SUCCESS;
-  *found = 1;
+  ++(requested == 1 ? asked_for_one : asked_for_several);
+  *found = std::min<int>(requested, std::size(kKinds));
+  for (int i = 0; i < *found; ++i) {
+    Algorithm algorithm{problem.fingerprint(), p.workspace, {}, static_cast<uint32_t>(i)};
+    std::memcpy(algorithm.alignment, p.alignment, sizeof p.alignment);
+    results[i] = {};
+    put(&results[i].algo, algorithm);
+    results[i].workspaceSize = p.workspace;  // the largest that is allowed
+    results[i].state = CUBLAS_STATUS_SUCCESS;
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+size_t cublasLtGetVersion() { return CUBLAS_VERSION; }
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation,
+                                       cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                       cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t* algorithm,
+                                       cublasLtMatmulHeuristicResult_t* result) {
+  REQUIRE(handle && handle->alive == 0xc0b1a5, "not a handle");
+  REQUIRE(algorithm && result, "a null pointer");
+  Problem problem;
+  if (const cublasStatus_t s = describe(problem, operation, a, b, c, d); s != CUBLAS_STATUS_SUCCESS) return s;
+  const Algorithm checked = get<Algorithm>(algorithm);
+  if (checked.problem != problem.fingerprint() || checked.kind >= std::size(kKinds))
+    return CUBLAS_STATUS_INVALID_VALUE;  // an answer, for which no reason is printed
+  result->workspaceSize = checked.workspace;
+  result->state = CUBLAS_STATUS_SUCCESS;
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -289,6 +343,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
   REQUIRE(workspace_bytes >= chosen.workspace && (chosen.workspace == 0 || workspace),
           "too little workspace");
   REQUIRE(aligned(workspace, 16), "a workspace that is not aligned to 16 bytes");
+  REQUIRE(chosen.kind < std::size(kKinds), "an algorithm that no heuristic gave");
+  const Kind& kind = kKinds[chosen.kind];
+  if (!kind.runs) return CUBLAS_STATUS_NOT_SUPPORTED;
   float one, factor;
   std::memcpy(&one, alpha, sizeof one);
   std::memcpy(&factor, beta, sizeof factor);
@@ -296,7 +353,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
   params.grid = params.block = dim3(1);
   params.name = "cublasLtMatmul";
   params.stream = stream;
-  emu::launch(params, compute, problem, one, a, b, factor, c, d, workspace, chosen.workspace);
+  emu::launch(params, compute, problem, kind, one, a, b, factor, c, d, workspace, chosen.workspace);
+  emu::spend(kind.seconds);
   return CUBLAS_STATUS_SUCCESS;
 }
 

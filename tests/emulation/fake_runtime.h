@@ -16,6 +16,9 @@ namespace emu {
 /// Keeps the error for cudaGetLastError.
 cudaError_t result(cudaError_t error);
 
+/// Lets this thread's events find that more time has passed, as a real device would.
+void spend(double seconds);
+
 // ---- device_memory.cpp
 enum class Memory { pageable, pinned, device };
 /// The location of [p, p + bytes); false if it starts in an allocation and ends outside of it.

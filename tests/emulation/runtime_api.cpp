@@ -25,11 +25,18 @@ int architecture() {
 /// tiles.
 constexpr int kMultiprocessors = 5;
 
+/// Small, so that what empties it costs little.
+constexpr int kCacheBytes = 64 << 10;
+
+thread_local double spent = 0;
+
 double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return spent + std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 }  // namespace
+
+void spend(double seconds) { spent += seconds; }
 
 cudaError_t result(cudaError_t error) {
   if (error != cudaSuccess) last_error = error;
@@ -156,7 +163,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       *value = 65536;
       break;
     case cudaDevAttrL2CacheSize:
-      *value = 50 << 20;
+      *value = emu::kCacheBytes;
       break;
     case cudaDevAttrCooperativeLaunch:
       *value = 1;
@@ -184,7 +191,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->sharedMemPerBlock = 48 << 10;
   properties->sharedMemPerBlockOptin = 227 << 10;
   properties->regsPerBlock = 65536;
-  properties->l2CacheSize = 50 << 20;
+  properties->l2CacheSize = emu::kCacheBytes;
   return result(cudaSuccess);
 }
 
