@@ -35,7 +35,16 @@ void check_bench(const TinyRun& t, const std::string& device) {
        {"copy", "add_rmsnorm_forward", "rmsnorm_backward", "norm_rope_backward", "gate_backward, elementwise",
         "swiglu_backward", "embedding_backward", "adamw_update", "sum_of_squares"})
     CHECK(kernels.count(name) == 1);
-  for (const auto& row : result["matmul"]) CHECK(row["tflops"].get<double>() > 0);
+  int timed = 0;
+  for (const auto& row : result["matmul"]) {
+    INFO(row.dump());
+    CHECK(row["tflops"].get<double>() > 0);
+    if (row.value("algorithm", "") == "timed") {
+      ++timed;
+      CHECK(row["of_heuristic"].get<double>() > 0);
+    }
+  }
+  CHECK(2 * timed == (device == "cpu" ? 0 : static_cast<int>(result["matmul"].size())));
   int skipped = 0;
   for (const auto& row : result["attention"]) {
     INFO(row.dump());

@@ -77,8 +77,8 @@ void print_race(const char* part, const json& rows) {
   fmt::print("{}\n", part);
   for (const json& row : rows) {
     std::string name = row["name"].get<std::string>();
-    for (const char* key :
-         {"shape", "tokens", "width", "experts", "heads", "depth", "gate", "with", "precision", "kernel"})
+    for (const char* key : {"shape", "tokens", "width", "experts", "heads", "depth", "gate", "with",
+                            "precision", "kernel", "algorithm"})
       if (row.contains(key))
         name += " " + (row[key].is_string() ? row[key].get<std::string>() : row[key].dump());
     if (row.contains("neighbours"))
@@ -88,10 +88,11 @@ void print_race(const char* part, const json& rows) {
       fmt::print("  {:<72} skipped: {}\n", name, row["skipped"].get<std::string>());
       continue;
     }
-    fmt::print("  {:<72}{:>11.1f} us{}{}{}{}{}\n", name, row["us"].get<double>(),
+    fmt::print("  {:<72}{:>11.1f} us{}{}{}{}{}{}\n", name, row["us"].get<double>(),
                number(row, "tflops", "{:>9.1f} TFLOP/s"), number(row, "tb_per_second", "{:>8.3f} TB/s"),
                number(row, "percent_of_copy", "{:>7.1f} % of copy"),
-               number(row, "of_cudnn", "{:>7.2f} x cuDNN"), number(row, "of_dense", "{:>7.3f} x dense"));
+               number(row, "of_cudnn", "{:>7.2f} x cuDNN"), number(row, "of_dense", "{:>7.3f} x dense"),
+               number(row, "of_heuristic", "{:>7.3f} x heuristic"));
   }
   fmt::print("\n");
   std::fflush(stdout);

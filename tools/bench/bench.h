@@ -61,6 +61,8 @@ nlohmann::json measure_ops(DType dtype, bool tiny, double peak_gflops, double se
 
 /// At GPU sizes (or tiny); rows of race().
 nlohmann::json measure_kernels(const RaceOptions& options);
+/// On a GPU in pairs of `algorithm` heuristic and timed (ops/product_algorithms.h), the latter with
+/// `of_heuristic`, their ratio.
 nlohmann::json measure_matmul(const RaceOptions& options);
 nlohmann::json measure_attention(const RaceOptions& options);
 /// Compares the results of the attention kernels with each other, and each one's bits in two runs, at sizes
@@ -88,7 +90,8 @@ nlohmann::json measure_decode(bool tiny, int64_t longest);
 
 /// Names for measure_step.
 std::vector<std::string> model_names();
-/// Whole training steps (forward, backward, gradient norm, AdamW, repacking) on random tokens.
+/// Whole training steps (forward, backward, gradient norm, AdamW, repacking) on random tokens; on a GPU with
+/// timed products, as a training has them.
 nlohmann::json measure_step(const std::string& model, Device device, DType dtype, double seconds,
                             bool profile);
 

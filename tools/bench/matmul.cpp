@@ -1,12 +1,15 @@
 // The matrix products of a 1.7B model, forward and both backward products, and its output head with
-// cross-entropy.
+// cross-entropy. On a GPU each is measured twice: with the algorithm that the library's heuristic prefers,
+// and with the one that timing found to be the fastest.
 #include <spdlog/fmt/fmt.h>
 
 #include <array>
+#include <functional>
 
 #include "bench/bench.h"
 #include "ops/cross_entropy.h"
 #include "ops/linear.h"
+#include "ops/product_algorithms.h"
 
 namespace sluice::bench {
 namespace {
@@ -61,6 +64,42 @@ std::vector<Candidate> loss(Inputs& in, const Shape& s, DType type) {
            3 * flops, 0, labels}};
 }
 
+using Make = std::function<std::vector<Candidate>(Inputs&)>;
+
+/// The fastest algorithms of all products of the candidates; of a CPU none.
+ProductAlgorithms time_candidates(const RaceOptions& options, const Make& make) {
+  std::set<GpuProduct> products;
+  Context dry(0, options.device);
+  dry.products = &products;
+  Arena measure("bench", 0, options.device);
+  Inputs inputs(dry, measure);
+  for (const Candidate& c : make(inputs)) c.run(0);
+  return time_products(products, dry.deterministic);
+}
+
+/// race(), on a GPU of every candidate with either choice of algorithms, one row behind the other.
+nlohmann::json race_algorithms(const RaceOptions& options, const Make& make) {
+  if (options.device == Device::cpu) return race(options, make);
+  const ProductAlgorithms timed = time_candidates(options, make);
+  nlohmann::json rows = race(options, [&](Inputs& in) {
+    std::vector<Candidate> both;
+    for (const Candidate& c : make(in))
+      for (const ProductAlgorithms* algorithms : {static_cast<const ProductAlgorithms*>(nullptr), &timed}) {
+        both.push_back(c);
+        both.back().labels["algorithm"] = algorithms ? "timed" : "heuristic";
+        both.back().run = [run = c.run, algorithms, &ctx = in.ctx](int turn) {
+          ctx.algorithms = algorithms;
+          run(turn);
+        };
+      }
+    return both;
+  });
+  for (size_t i = 1; i < rows.size(); i += 2)
+    if (rows[i].contains("us") && rows[i - 1].contains("us"))
+      rows[i]["of_heuristic"] = rows[i]["us"].get<double>() / rows[i - 1]["us"].get<double>();
+  return rows;
+}
+
 }  // namespace
 
 nlohmann::json measure_matmul(const RaceOptions& options) {
@@ -76,9 +115,10 @@ nlohmann::json measure_matmul(const RaceOptions& options) {
   const auto add = [&](const nlohmann::json& more) {
     for (const nlohmann::json& row : more) rows.push_back(row);
   };
-  for (const Shape& s : shapes) add(race(options, [&](Inputs& in) { return products(in, s, DType::bf16); }));
-  add(race(options, [&](Inputs& in) { return products(in, shapes[0], DType::f32); }));
-  add(race(options, [&](Inputs& in) { return loss(in, head, DType::bf16); }));
+  for (const Shape& s : shapes)
+    add(race_algorithms(options, [&](Inputs& in) { return products(in, s, DType::bf16); }));
+  add(race_algorithms(options, [&](Inputs& in) { return products(in, shapes[0], DType::f32); }));
+  add(race_algorithms(options, [&](Inputs& in) { return loss(in, head, DType::bf16); }));
   return rows;
 }
 

@@ -8,6 +8,7 @@
 #include "core/random.h"
 #include "nn/transformer.h"
 #include "ops/elementwise.h"
+#include "ops/product_algorithms.h"
 #include "ops/reduce.h"
 #include "optim/optimizer.h"
 #include "train/step_graphs.h"
@@ -212,8 +213,12 @@ nlohmann::json measure_step(const std::string& name, Device device, DType dtype,
   const bool gpu = device == Device::cuda;
   Training dry(model, device, dtype, nullptr);
   dry.micro_batches = 1;  // all are alike
+  std::set<GpuProduct> products;
+  dry.ctx.products = &products;
   dry.step();
+  const ProductAlgorithms algorithms = time_products(products, dry.ctx.deterministic);
   Training training(model, device, dtype, &dry);
+  training.ctx.algorithms = &algorithms;
 
   const Flops of_token = training.transformer.flops(model.sequence);
   const double flops = of_token.forward() + of_token.backward();

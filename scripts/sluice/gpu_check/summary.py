@@ -21,6 +21,7 @@ ATTENTION = {
     "of_cudnn": NUMBER,
     "with": TEXT,
 }
+MATMUL = {"name": TEXT, "shape": TEXT, "precision": TEXT, "algorithm": TEXT, "tflops": NUMBER, "of_heuristic": NUMBER}
 MOE = {"name": TEXT, "tokens": WHOLE, "experts": TEXT, "us": NUMBER, "of_dense": NUMBER}
 SPARSE = {
     "name": TEXT,
@@ -33,7 +34,7 @@ SPARSE = {
 STEP = {"model": TEXT, "ms": NUMBER, "tokens_per_second": NUMBER, "percent_of_peak": NUMBER, "peak": TEXT}
 PARTS: dict[str, dict[str, Any]] = {
     "kernels": {"kernels": [KERNEL]},
-    "matmul": {},
+    "matmul": {"matmul": [MATMUL]},
     "moe": {"moe": [MOE]},
     "attention": {"attention": [ATTENTION]},
     "sparse": {"sparse": [SPARSE]},
@@ -95,6 +96,13 @@ def print_figures(figures: dict[str, Any], emulated: bool) -> None:
         print(
             f"{a['name']:<20} {a['tokens']:>7} {a['heads']:>6} {a.get('with') or a['gate']:<18} {a['kernel']:<7}"
             f" {a['tflops']:>9.1f} {of_cudnn:>8}"
+        )
+    products = [] if emulated else table(figures, "matmul", "matmul", MATMUL)
+    if products:
+        print(f"\n{'timed product':<46} {'shape':<22} {'type':<5} {'TFLOP/s':>9} {'x heuristic':>12}")
+    for p in products:
+        print(
+            f"{p['name']:<46} {p['shape']:<22} {p['precision']:<5} {p['tflops']:>9.1f} {p['of_heuristic']:>12.3f}"
         )
     experts = [] if emulated else table(figures, "moe", "moe", MOE)
     if experts:
