@@ -16,6 +16,7 @@ struct Forward {
   float* rstd;
   const T *x, *b, *weight;
   int64_t rows, width, groups;
+  Divider per_token;  // by groups
   float eps;
 };
 
@@ -26,7 +27,7 @@ __global__ void __launch_bounds__(kBlock) rmsnorm_kernel(Forward<T> f) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kRows + static_cast<int>(threadIdx.x) / kLanes;
   const int mine = row < f.rows ? vectors : 0;  // every thread stays for the sum over its group
   const int64_t at = row * f.width;
-  Vec<T, kN> x[kV], b[kAdd ? kV : 1];
+  Vec<T, kN> x[kV] = {}, b[kAdd ? kV : 1] = {};
 #pragma unroll
   for (int v = 0; v < kV; ++v) {
     const int i = v * kLanes + lane;
@@ -40,27 +41,35 @@ __global__ void __launch_bounds__(kBlock) rmsnorm_kernel(Forward<T> f) {
   for (int v = 0; v < kV; ++v) {
     const int i = v * kLanes + lane;
     if (i < mine) {
+      float xs[kN];
+      to_floats(xs, x[v]);
       if constexpr (kAdd) {
+        float bs[kN];
+        to_floats(bs, b[v]);
 #pragma unroll
-        for (int e = 0; e < kN; ++e) x[v].v[e] = from_float<T>(to_float(x[v].v[e]) + to_float(b[v].v[e]));
+        for (int e = 0; e < kN; ++e) xs[e] += bs[e];
+        x[v] = from_floats<T>(xs);
         store_vec<kN>(f.sum + at + i * kN, x[v]);
+        to_floats(xs, x[v]);
       }
 #pragma unroll
-      for (int e = 0; e < kN; ++e) squares += to_float(x[v].v[e]) * to_float(x[v].v[e]);
+      for (int e = 0; e < kN; ++e) squares += xs[e] * xs[e];
     }
   }
   GroupSum<kBlock, kLanes> group_sum;
   const float r = rsqrtf(group_sum(squares) / static_cast<float>(f.width) + f.eps);
   if (mine > 0 && lane == 0) f.rstd[row] = r;
-  const int64_t weight_at = row % f.groups * f.width;
+  const int64_t weight_at = (row - f.per_token.quotient(row) * f.groups) * f.width;
 #pragma unroll
   for (int v = 0; v < kV; ++v) {
     const int i = v * kLanes + lane;
     if (i < mine) {
-      const Vec<T, kN> w = load_weight<kN>(f.weight, weight_at + i * kN);
+      float w[kN], xs[kN];
+      to_floats(w, load_weight<kN>(f.weight, weight_at + i * kN));
+      to_floats(xs, x[v]);
 #pragma unroll
-      for (int e = 0; e < kN; ++e) x[v].v[e] = from_float<T>(to_float(w.v[e]) * (to_float(x[v].v[e]) * r));
-      store_vec<kN>(f.y + at + i * kN, x[v]);
+      for (int e = 0; e < kN; ++e) xs[e] = w[e] * (xs[e] * r);
+      store_vec<kN>(f.y + at + i * kN, from_floats<T>(xs));
     }
   }
 }
@@ -77,7 +86,7 @@ __global__ void __launch_bounds__(kBlock) rmsnorm_any_kernel(Forward<T> f) {
   }
   const float r = rsqrtf(block_sum<kBlock>(squares) / static_cast<float>(f.width) + f.eps);
   if (threadIdx.x == 0) f.rstd[row] = r;
-  const int64_t weight_at = row % f.groups * f.width;
+  const int64_t weight_at = (row - f.per_token.quotient(row) * f.groups) * f.width;
   for (int64_t i = threadIdx.x; i < f.width; i += kBlock)
     f.y[at + i] =
         from_float<T>(to_float(load_weight<1>(f.weight, weight_at + i).v[0]) * (to_float(x[at + i]) * r));
@@ -131,6 +140,8 @@ void forward(Context& ctx, const char* name, const Forward<T>& f) {
   });
 }
 
+constexpr int kPrefetched = 3;  // by backward, for each vector of a row: x, dy, dx
+
 template <class T>
 struct Backward {
   T* dx;
@@ -144,59 +155,99 @@ struct Backward {
 };
 
 /// Persistent: block (chunk, g) goes over the rows of weight row g, a stride apart, and keeps dw of its
-/// columns in registers. Row t of weight row g is row t G + g of x.
+/// columns in registers. Row t of weight row g is row t G + g of x. The next row is on its way while the sum
+/// of this one is found and its gradient is written.
 template <class T, int kLanes, int kV>
 __global__ void __launch_bounds__(kBlock, kV == 1   ? 4
                                           : kV == 2 ? 3
                                           : kV == 4 ? 2
                                                     : 1) rmsnorm_backward_kernel(Backward<T> b) {
   constexpr int kN = kVecWidth<T>, kRows = kBlock / kLanes, kStep = kLanes * kN;
+  DYN_SMEM(char, smem, 16);
+  Prefetch<kBlock, kPrefetched * kV> next(smem);
   const int lane = static_cast<int>(threadIdx.x) % kLanes, column = lane * kN,
             width = static_cast<int>(b.width);
   const int group = static_cast<int>(blockIdx.x) % b.groups, chunk = static_cast<int>(blockIdx.x) / b.groups;
   const int64_t weight_at = group * b.width + column;
+  const int64_t stride = static_cast<int64_t>(b.chunks) * kRows;
+  int64_t t = static_cast<int64_t>(chunk) * kRows + static_cast<int>(threadIdx.x) / kLanes;
+  float next_r = 0;
+  const auto ask = [&](int64_t t) {
+    if (t < b.tokens) {
+      const int64_t row = t * b.groups + group, at = row * b.width + column;
+#pragma unroll
+      for (int v = 0; v < kV; ++v) {
+        if (column + v * kStep < width) {
+          next.ask(v, b.x + at + v * kStep);
+          next.ask(kV + v, b.dy + at + v * kStep);
+        }
+      }
+      next_r = b.rstd[row];
+    }
+    next.commit();
+  };
+  const auto ask_dx = [&](int64_t t) {
+    if (b.add && t < b.tokens) {
+      const int64_t at = (t * b.groups + group) * b.width + column;
+#pragma unroll
+      for (int v = 0; v < kV; ++v)
+        if (column + v * kStep < width) next.ask(2 * kV + v, b.dx + at + v * kStep);
+    }
+    next.commit();
+  };
+  ask(t);
+  ask_dx(t);
   GroupSum<kBlock, kLanes> group_sum;
   float dw[kV][kN] = {};
-  for (int64_t first = static_cast<int64_t>(chunk) * kRows; first < b.tokens; first += b.chunks * kRows) {
-    const int64_t t = first + static_cast<int>(threadIdx.x) / kLanes, row = t * b.groups + group;
+  for (int64_t first = static_cast<int64_t>(chunk) * kRows; first < b.tokens; first += stride, t += stride) {
     const int mine = t < b.tokens ? width : 0;  // every thread stays for the sums
-    const int64_t at = row * b.width + column;
-    Vec<T, kN> x[kV], dy[kV];
+    const int64_t at = (t * b.groups + group) * b.width + column;
+    Vec<T, kN> x[kV], dy[kV];  // what was not asked for is read, too, and not used
+    next.wait_but_last();
 #pragma unroll
     for (int v = 0; v < kV; ++v) {
-      if (column + v * kStep < mine) {
-        x[v] = load_vec<kN>(b.x + at + v * kStep);
-        dy[v] = load_vec<kN>(b.dy + at + v * kStep);
-      }
+      x[v] = next.template read<T>(v);
+      dy[v] = next.template read<T>(kV + v);
     }
-    const float r = mine > 0 ? b.rstd[row] : 0.f;
+    const float r = next_r;
+    ask(t + stride);
     float gx = 0;
 #pragma unroll
     for (int v = 0; v < kV; ++v) {
       if (column + v * kStep < mine) {
-        const Vec<T, kN> w = load_weight<kN>(b.weight, weight_at + v * kStep);
+        float w[kN], xs[kN], ds[kN];
+        to_floats(w, load_weight<kN>(b.weight, weight_at + v * kStep));
+        to_floats(xs, x[v]), to_floats(ds, dy[v]);
 #pragma unroll
-        for (int e = 0; e < kN; ++e) gx += to_float(dy[v].v[e]) * to_float(x[v].v[e]) * to_float(w.v[e]);
+        for (int e = 0; e < kN; ++e) gx += ds[e] * xs[e] * w[e];
       }
     }
     const float c = r * r * (group_sum(gx) / static_cast<float>(width));
+    next.wait_but_last();
 #pragma unroll
     for (int v = 0; v < kV; ++v) {
       if (column + v * kStep < mine) {
-        const Vec<T, kN> w = load_weight<kN>(b.weight, weight_at + v * kStep);
-        T* const out = b.dx + at + v * kStep;
-        Vec<T, kN> old;
-        if (b.add) old = load_vec<kN>(out);
+        float w[kN], xs[kN], ds[kN];
+        to_floats(w, load_weight<kN>(b.weight, weight_at + v * kStep));
+        to_floats(xs, x[v]), to_floats(ds, dy[v]);
 #pragma unroll
         for (int e = 0; e < kN; ++e) {
-          const float xe = to_float(x[v].v[e]), de = to_float(dy[v].v[e]);
-          const float d = r * (de * to_float(w.v[e]) - xe * c);
-          dw[v][e] += de * xe * r;
-          dy[v].v[e] = from_float<T>(b.add ? to_float(old.v[e]) + d : d);
+          dw[v][e] += ds[e] * xs[e] * r;
+          ds[e] = ds[e] * w[e] - xs[e] * c;
         }
-        store_vec<kN>(out, dy[v]);
+        if (b.add) {
+          float old[kN];
+          to_floats(old, next.template read<T>(2 * kV + v));
+#pragma unroll
+          for (int e = 0; e < kN; ++e) ds[e] = old[e] + r * ds[e];
+        } else {
+#pragma unroll
+          for (int e = 0; e < kN; ++e) ds[e] = r * ds[e];
+        }
+        store_vec<kN>(b.dx + at + v * kStep, from_floats<T>(ds));
       }
     }
+    ask_dx(t + stride);
   }
   if (b.partials)  // of the whole launch, or none of it
     store_columns<kBlock, kLanes>(b.partials + blockIdx.x * b.width, dw, kStep, width);
@@ -242,11 +293,11 @@ void rmsnorm_forward(Context& ctx, Tensor y, Tensor rstd, const Tensor& x, const
   if (ctx.dry_run) return;
   dispatch_storage("rmsnorm_forward", x, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
-    const int64_t width = x.dim(-1);
-    forward<T>(ctx, "rmsnorm_forward",
-               {device_data<T>(y), nullptr, device_data<float>(rstd), device_data<T>(x), nullptr,
-                device_data<T>(weight), x.numel() / width, width, weight_rows(weight, width),
-                static_cast<float>(eps)});
+    const int64_t width = x.dim(-1), groups = weight_rows(weight, width);
+    forward<T>(
+        ctx, "rmsnorm_forward",
+        {device_data<T>(y), nullptr, device_data<float>(rstd), device_data<T>(x), nullptr,
+         device_data<T>(weight), x.numel() / width, width, groups, Divider(groups), static_cast<float>(eps)});
   });
 }
 
@@ -255,11 +306,11 @@ void add_rmsnorm_forward(Context& ctx, Tensor sum, Tensor y, Tensor rstd, const 
   if (ctx.dry_run) return;
   dispatch_storage("add_rmsnorm_forward", a, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
-    const int64_t width = a.dim(-1);
+    const int64_t width = a.dim(-1), groups = weight_rows(weight, width);
     forward<T>(ctx, "add_rmsnorm_forward",
                {device_data<T>(y), device_data<T>(sum), device_data<float>(rstd), device_data<T>(a),
-                device_data<T>(b), device_data<T>(weight), a.numel() / width, width,
-                weight_rows(weight, width), static_cast<float>(eps)});
+                device_data<T>(b), device_data<T>(weight), a.numel() / width, width, groups, Divider(groups),
+                static_cast<float>(eps)});
   });
 }
 
@@ -291,7 +342,9 @@ void rmsnorm_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& dy,
       launch(ctx, "rmsnorm_backward", config, rmsnorm_backward_any_kernel<T>, b);
     } else {
       with_row_shape(shape, [&](auto lanes, auto per_lane) {
-        launch(ctx, "rmsnorm_backward", config, rmsnorm_backward_kernel<T, lanes(), per_lane()>, b);
+        LaunchConfig with_next = config;
+        with_next.smem = Prefetch<kBlock, kPrefetched * per_lane()>::kBytes;
+        launch(ctx, "rmsnorm_backward", with_next, rmsnorm_backward_kernel<T, lanes(), per_lane()>, b);
       });
     }
     if (weight)

@@ -4,6 +4,7 @@
 // block keeps sums of its columns in registers over all its rows and writes them once (store_columns);
 // column_sums adds the sums of the blocks.
 #include "common/map.cuh"
+#include "common/ptx.cuh"
 
 namespace sluice::cuda {
 
@@ -43,6 +44,34 @@ class GroupSum {
 
  private:
   int turn_ = 0;
+};
+
+/// Vectors of 16 bytes on their way to shared memory while the threads of a block compute on earlier ones:
+/// kCount for each thread, which reads only what it has asked for itself, so that no barrier is needed. They
+/// take no registers until they are read.
+template <int kThreads, int kCount>
+class Prefetch {
+ public:
+  static constexpr size_t kBytes = size_t{kThreads} * kCount * 16;
+
+  /// smem: kBytes, aligned to 16.
+  DEVICE_INLINE explicit Prefetch(char* smem) : mine_(smem + threadIdx.x * 16) {}
+  /// Vector i is what stands at `from`, or zero.
+  DEVICE_INLINE void ask(int i, const void* from, bool valid = true) {
+    cp_async_16(smem_addr(mine_ + i * (kThreads * 16)), from, valid);
+  }
+  /// Ends a group of what was asked for.
+  DEVICE_INLINE void commit() { cp_async_commit(); }
+  /// Waits for all groups, or all but the last one.
+  DEVICE_INLINE void wait() { cp_async_wait<0>(); }
+  DEVICE_INLINE void wait_but_last() { cp_async_wait<1>(); }
+  template <class T>
+  DEVICE_INLINE Vec16<T> read(int i) const {
+    return *reinterpret_cast<const Vec16<T>*>(mine_ + i * (kThreads * 16));
+  }
+
+ private:
+  char* mine_;
 };
 
 /// columns[v][e] of each thread is column v stride + lane kN + e, for lane kN < stride (at most kLanes kN).
