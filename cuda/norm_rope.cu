@@ -22,63 +22,126 @@ struct Backward {
   int groups, chunks;  // weight rows: 1 or heads
 };
 
+/// Where the heads of a unit begin among the rows of x, and how many are a thread's.
+struct Place {
+  int64_t row;
+  int heads;
+};
+
+/// The vectors of a unit that a thread prefetches.
+template <class T, int kHeads>
+struct NextUnit {
+  static constexpr int kAngles = kVecWidth<T> / 4;
+  using Vectors = Prefetch<kBlock, 4 * kHeads + 2 * kAngles>;
+  static constexpr int x(int head, int side) { return 2 * head + side; }
+  static constexpr int dy(int head, int side) { return 2 * (kHeads + head) + side; }
+  static constexpr int cosine(int v) { return 4 * kHeads + v; }
+  static constexpr int sine(int v) { return 4 * kHeads + kAngles + v; }
+};
+
 /// Block (chunk, g): weight row g; with one row for all heads a unit is kHeads heads of a token, otherwise
-/// head g of it.
+/// head g of it. The next unit is on its way while this one is computed, and the position of the one after
+/// it, on which its angles depend.
 template <class T, int kLanes, int kHeads>
 __global__ void __launch_bounds__(kBlock, 3) norm_rope_backward_kernel(Backward<T> p) {
   constexpr int kN = kVecWidth<T>, kUnits = kBlock / kLanes;
+  using Next = NextUnit<T, kHeads>;
+  DYN_SMEM(char, smem, 16);
+  typename Next::Vectors next(smem);
   const int half = p.table.half, i = static_cast<int>(threadIdx.x) % kLanes * kN;
   const int group = static_cast<int>(blockIdx.x) % p.groups, chunk = static_cast<int>(blockIdx.x) / p.groups;
-  const int64_t weight_at = group * 2 * half + i;
-  GroupSum<kBlock, kLanes> group_sum;
-  float dw[2][kN] = {};
-  for (int64_t base = static_cast<int64_t>(chunk) * kUnits; base < p.units; base += p.chunks * kUnits) {
-    const int64_t unit = base + static_cast<int>(threadIdx.x) / kLanes, t = p.per_token.quotient(unit);
+  const int64_t weight_at = group * 2 * half + i, stride = static_cast<int64_t>(p.chunks) * kUnits;
+  const auto place = [&](int64_t unit) {
+    const int64_t t = p.per_token.quotient(unit);
     const int first = p.groups > 1 ? group : static_cast<int>(unit - t * p.slices) * kHeads;
-    const bool mine = unit < p.units && i < half;  // every thread stays for the sums over its group
-    const int heads = mine ? (p.heads - first < kHeads ? p.heads - first : kHeads) : 0;
-    const int64_t row = t * p.heads + first, at = row * 2 * half + i;
-    Vec<T, kN> x[kHeads][2], dy[kHeads][2];
-    float r[kHeads];
+    const bool mine = unit < p.units && i < half;
+    return Place{t * p.heads + first, mine ? (p.heads - first < kHeads ? p.heads - first : kHeads) : 0};
+  };
+  const auto angles = [&](int64_t unit) {
+    return unit < p.units && i < half ? p.table.row(p.per_token.quotient(unit)) : -1;
+  };
+  float next_r[kHeads] = {};
+  const auto ask = [&](int64_t unit, int64_t row_of_angles) {
+    const Place at = place(unit);
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
-      if (h < heads) {
-        x[h][0] = load_vec<kN>(p.x + at + h * 2 * half);
-        x[h][1] = load_vec<kN>(p.x + at + h * 2 * half + half);
-        dy[h][0] = load_vec<kN>(p.dy + at + h * 2 * half);
-        dy[h][1] = load_vec<kN>(p.dy + at + h * 2 * half + half);
-        r[h] = p.rstd[row + h];
+      if (h < at.heads) {
+        const int64_t element = (at.row + h) * 2 * half + i;
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+          next.ask(Next::x(h, side), p.x + element + side * half);
+          next.ask(Next::dy(h, side), p.dy + element + side * half);
+        }
+        next_r[h] = p.rstd[at.row + h];
       }
     }
-    float c[kN], s[kN];
-    p.table.load(mine ? p.table.row(t) : -1, i, c, s);
+    if (at.heads > 0) {
+      const bool inside = row_of_angles >= 0;  // otherwise zeros, which give a rotated vector of 0
+      const int64_t element = inside ? row_of_angles + i : 0;
+#pragma unroll
+      for (int v = 0; v < Next::kAngles; ++v) {
+        next.ask(Next::cosine(v), p.table.cos + element + v * 4, inside);
+        next.ask(Next::sine(v), p.table.sin + element + v * 4, inside);
+      }
+    }
+    next.commit();
+  };
+  int64_t unit = static_cast<int64_t>(chunk) * kUnits + static_cast<int>(threadIdx.x) / kLanes;
+  ask(unit, angles(unit));
+  int64_t next_angles = angles(unit + stride);
+  GroupSum<kBlock, kLanes> group_sum;
+  float dw[2][kN] = {};
+  for (int64_t base = static_cast<int64_t>(chunk) * kUnits; base < p.units; base += stride, unit += stride) {
+    const Place here = place(unit);          // every thread stays for the sums over its group
+    Vec<T, kN> x[kHeads][2], dy[kHeads][2];  // what was not asked for is read, too, and not used
+    float r[kHeads], c[kN], s[kN];
+    next.wait();
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
-      float da[kN], db[kN];
-      Vec<T, kN> wa, wb;
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        x[h][side] = next.template read<T>(Next::x(h, side));
+        dy[h][side] = next.template read<T>(Next::dy(h, side));
+      }
+      r[h] = next_r[h];
+    }
+#pragma unroll
+    for (int v = 0; v < Next::kAngles; ++v) {
+      const Vec16<float> cosines = next.template read<float>(Next::cosine(v)),
+                         sines = next.template read<float>(Next::sine(v));
+#pragma unroll
+      for (int e = 0; e < 4; ++e) c[v * 4 + e] = cosines.v[e], s[v * 4 + e] = sines.v[e] * p.table.direction;
+    }
+    ask(unit + stride, next_angles);
+    next_angles = angles(unit + 2 * stride);
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      float da[kN], db[kN], xa[kN], xb[kN], wa[kN], wb[kN];
       float gx = 0;
-      if (h < heads) {
-        wa = load_weight<kN>(p.weight, weight_at), wb = load_weight<kN>(p.weight, weight_at + half);
+      if (h < here.heads) {
+        to_floats(wa, load_weight<kN>(p.weight, weight_at));
+        to_floats(wb, load_weight<kN>(p.weight, weight_at + half));
+        to_floats(da, dy[h][0]), to_floats(db, dy[h][1]);
+        to_floats(xa, x[h][0]), to_floats(xb, x[h][1]);
 #pragma unroll
         for (int e = 0; e < kN; ++e) {
-          da[e] = to_float(dy[h][0].v[e]), db[e] = to_float(dy[h][1].v[e]);
           rotate(da[e], db[e], c[e], s[e]);
-          const float xa = to_float(x[h][0].v[e]), xb = to_float(x[h][1].v[e]);
-          gx += da[e] * xa * to_float(wa.v[e]) + db[e] * xb * to_float(wb.v[e]);
-          dw[0][e] += da[e] * xa * r[h];
-          dw[1][e] += db[e] * xb * r[h];
+          gx += da[e] * xa[e] * wa[e] + db[e] * xb[e] * wb[e];
+          dw[0][e] += da[e] * xa[e] * r[h];
+          dw[1][e] += db[e] * xb[e] * r[h];
         }
       }
       gx = group_sum(gx);
-      if (h < heads) {
+      if (h < here.heads) {
         const float k = r[h] * r[h] * (gx / static_cast<float>(2 * half));
+        T* const dx = p.dx + (here.row + h) * 2 * half + i;
 #pragma unroll
         for (int e = 0; e < kN; ++e) {
-          dy[h][0].v[e] = from_float<T>(r[h] * (da[e] * to_float(wa.v[e]) - to_float(x[h][0].v[e]) * k));
-          dy[h][1].v[e] = from_float<T>(r[h] * (db[e] * to_float(wb.v[e]) - to_float(x[h][1].v[e]) * k));
+          da[e] = r[h] * (da[e] * wa[e] - xa[e] * k);
+          db[e] = r[h] * (db[e] * wb[e] - xb[e] * k);
         }
-        store_vec<kN>(p.dx + at + h * 2 * half, dy[h][0]);
-        store_vec<kN>(p.dx + at + h * 2 * half + half, dy[h][1]);
+        store_vec<kN>(dx, from_floats<T>(da));
+        store_vec<kN>(dx + half, from_floats<T>(db));
       }
     }
   }
@@ -171,11 +234,15 @@ void norm_rope_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& d
     const dim3 grid(static_cast<unsigned>(chunks * groups));
     const bool vectors = aligned(p.dx, p.dy, p.x, p.weight, p.table.cos, p.table.sin);
     const bool done = with_rope_lanes<T>(p.table.half, vectors, [&](auto lanes) {
-      const LaunchConfig config = {.grid = grid, .block = dim3(kBlock)};
+      const auto start = [&](auto heads_at_once) {
+        launch(ctx, "norm_rope_backward",
+               {.grid = grid, .block = dim3(kBlock), .smem = NextUnit<T, heads_at_once()>::Vectors::kBytes},
+               norm_rope_backward_kernel<T, lanes(), heads_at_once()>, p);
+      };
       if (groups > 1)
-        launch(ctx, "norm_rope_backward", config, norm_rope_backward_kernel<T, lanes(), 1>, p);
+        start(std::integral_constant<int, 1>());
       else
-        launch(ctx, "norm_rope_backward", config, norm_rope_backward_kernel<T, lanes(), kHeads>, p);
+        start(std::integral_constant<int, kHeads>());
     });
     if (!done) {
       p.units = groups > 1 ? tokens : tokens * heads;
