@@ -53,6 +53,13 @@ template <int kId>
 inline void named_barrier_arrive(int threads, EMU_SITE) {
   ::emu::bar_arrive(kId, threads, site);
 }
+inline void cluster_sync(EMU_SITE) { ::emu::cluster_sync(site); }
+/// Two floats to the variable of the same name in block `rank` of the cluster.
+template <class T>
+inline void store_to_block(T* p, unsigned rank, float a, float b) {
+  static_assert(sizeof(T) == 8 && alignof(T) == 8);
+  *static_cast<T*>(::emu::map_shared_rank(p, rank)) = {a, b};
+}
 inline void mbarrier_init(uint64_t* b, unsigned count, EMU_SITE) { ::emu::mbar_init(b, count, site); }
 inline void mbarrier_arrive(uint64_t* b, EMU_SITE) { ::emu::mbar_arrive(b, 1, site); }
 inline void mbarrier_arrive_expect_tx(uint64_t* b, unsigned bytes, EMU_SITE) {
@@ -223,6 +230,25 @@ DEVICE_INLINE void store_release(int* p, int v) {
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+/// All threads of a warp together. What was written to shared memory of the cluster before is visible after.
+DEVICE_INLINE void cluster_sync() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+template <class T>
+DEVICE_INLINE void store_to_block(T* p, unsigned rank, float a, float b) {
+  static_assert(sizeof(T) == 8 && alignof(T) == 8);
+  asm volatile(
+      "{\n"
+      ".reg .b32 at;\n"
+      "mapa.shared::cluster.u32 at, %0, %1;\n"
+      "st.shared::cluster.v2.f32 [at], {%2, %3};\n"
+      "}" ::"r"(smem_addr(p)),
+      "r"(rank), "f"(a), "f"(b)
+      : "memory");
+}
 DEVICE_INLINE void mbarrier_init(uint64_t* b, unsigned count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_addr(b)), "r"(count) : "memory");
 }

@@ -12,13 +12,10 @@ namespace {
 
 thread_local cudaError_t last_error = cudaSuccess;
 
-/// SLUICE_EMULATED_ARCH: 80, 90, ...
+/// SLUICE_EMULATED_ARCH: 80, 90, ..., as it is when it is asked for.
 int architecture() {
-  static const int arch = [] {
-    const char* text = std::getenv("SLUICE_EMULATED_ARCH");
-    return text && *text ? std::atoi(text) : 90;
-  }();
-  return arch;
+  const char* text = std::getenv("SLUICE_EMULATED_ARCH");
+  return text && *text ? std::atoi(text) : 90;
 }
 
 /// Few, and not a power of two, so that the blocks of a persistent kernel get several and unequal numbers of

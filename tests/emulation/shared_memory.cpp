@@ -4,6 +4,7 @@
 // for ASan and checked when the block ends.
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <bit>
 
 #include "machine.h"
@@ -138,7 +139,13 @@ void* from_shared(uint32_t address) { return self().smem + address; }
 void* map_shared_rank(const void* p, unsigned rank) {
   const Group& g = *self().group;
   if (rank >= g.block_count) fail("map_shared_rank: rank %u of a cluster of %u", rank, g.block_count);
-  return g.blocks[rank]->window + to_shared(p);
+  const Block& other = *g.blocks[rank];
+  if (other.live == 0) fail("the shared memory of block %u of the cluster, which has returned", rank);
+  const Thread* const threads = other.threads;
+  if (std::all_of(threads, threads + other.thread_count,
+                  [](const Thread& t) { return t.state == ThreadState::fresh; }))
+    fail("the shared memory of block %u of the cluster, which has not begun", rank);
+  return other.window + to_shared(p);
 }
 
 char* shared_range(uint32_t address, size_t bytes, const char* what, Site site) {

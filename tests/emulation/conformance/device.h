@@ -38,12 +38,14 @@ class Words {
   size_t n_;
 };
 
+/// cluster: as many blocks as the kernel says by __cluster_dims__.
 template <class... P, class... A>
-void run(void (*kernel)(P...), unsigned blocks, unsigned threads, size_t smem, A&&... args) {
+void run_in_clusters(unsigned cluster, void (*kernel)(P...), unsigned blocks, unsigned threads, size_t smem,
+                     A&&... args) {
 #ifdef SLUICE_EMULATION
   emu::LaunchParams params;
-  params.grid = dim3(blocks), params.block = dim3(threads), params.dyn_smem = smem,
-  params.name = "conformance";
+  params.grid = dim3(blocks), params.block = dim3(threads), params.dyn_smem = smem;
+  params.cluster = dim3(cluster), params.name = "conformance";
   emu::launch(params, kernel, static_cast<P>(args)...);
 #else
   require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem)),
@@ -53,6 +55,10 @@ void run(void (*kernel)(P...), unsigned blocks, unsigned threads, size_t smem, A
   // clang-format on
   require(cudaGetLastError(), "launch");
 #endif
+}
+template <class... P, class... A>
+void run(void (*kernel)(P...), unsigned blocks, unsigned threads, size_t smem, A&&... args) {
+  run_in_clusters(1, kernel, blocks, threads, smem, static_cast<A&&>(args)...);
 }
 
 /// moved(0), moved(1), ... as pairs.

@@ -179,6 +179,16 @@ Dump bulk() {
   return dump;
 }
 
+// Block b of a cluster gets, from each of the cluster's four in order, its number in the grid and b.
+Dump exchange() {
+  Dump dump{"cluster_sync, store_to_block", {}};
+  for (int block = 0; block < 8; ++block)
+    for (int from = 0; from < 4; ++from)
+      for (const int value : {block / 4 * 4 + from, block % 4})
+        dump.words.push_back(bits(static_cast<float>(value)));
+  return dump;
+}
+
 // ---- wgmma: "d[4 i + 2 r + e] of a thread is row 16 warp + lane / 4 + 8 r, column 8 i + 2 (lane % 4) + e"
 
 void add_products(std::vector<Dump>& dumps, int n) {
@@ -223,6 +233,7 @@ std::vector<Dump> expected() {
                              store_box("tma_store_2d", kMatrixBox),
                              store_box("tma_store_3d", kPlanesBox),
                              bulk(),
+                             exchange(),
                              elected()};
   for (const int n : {32, 64, 128, 192, 256}) add_products(dumps, n);
   return dumps;

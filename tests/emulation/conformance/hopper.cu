@@ -152,6 +152,30 @@ Dump bulk_dump() {
   return {"bulk_reduce_add, bulk_store", out.host()};
 }
 
+// ---- clusters of four blocks: lane l of every block writes its numbers to block l, which then holds one of
+// each
+
+struct alignas(8) Pair {
+  float a, b;
+};
+__global__ void __cluster_dims__(4) exchange(float* out) {
+  STATIC_SMEM(Pair, from, [4]);
+  const unsigned rank = blockIdx.x % 4;
+  cluster_sync();
+  if (threadIdx.x < 4)
+    store_to_block(from + rank, threadIdx.x, static_cast<float>(blockIdx.x), static_cast<float>(threadIdx.x));
+  cluster_sync();
+  if (threadIdx.x >= 4) return;
+  out[(blockIdx.x * 4 + threadIdx.x) * 2] = from[threadIdx.x].a;
+  out[(blockIdx.x * 4 + threadIdx.x) * 2 + 1] = from[threadIdx.x].b;
+}
+
+Dump exchange_dump() {
+  const Words out(8 * 4 * 2);
+  run_in_clusters(4, exchange, 8, 32, 0, reinterpret_cast<float*>(out.get()));
+  return {"cluster_sync, store_to_block", out.host()};
+}
+
 // ---- one lane is elected; registers are redistributed
 
 /// 512 threads have 128 registers each at the start. Half of them give most of theirs away, and the others
@@ -272,6 +296,7 @@ std::vector<Dump> run_hopper() {
                              store_2d_dump(),
                              store_3d_dump(),
                              bulk_dump(),
+                             exchange_dump(),
                              elect_dump()};
   add_products<32>(dumps);
   add_products<64>(dumps);

@@ -5,6 +5,8 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <catch2/catch.hpp>
+#include <cstdlib>
+#include <vector>
 
 #include "core/targets.h"
 #include "ops/cases.h"
@@ -58,10 +60,13 @@ OpFamily cross_entropy_cases() {
     family.cases.push_back(loss_case(3, 8, 16384 + 5, gradient, kNever));  // blocks of 1024 threads
     family.cases.push_back(loss_case(9, 17, 1003, gradient, 7, 3));        // logits of 2 under a cap of 3
     family.cases.push_back(loss_case(2, 8, 16384 + 5, gradient, kNever, 3));
-    family.cases.push_back(loss_case(2, 4, 40007, gradient, 2));  // more than four vectors per thread
+    family.cases.push_back(
+        loss_case(2, 4, 40007, gradient, 2));  // more than four vectors per thread: clusters
   }
   family.cases.push_back(loss_case(13, 24, 1003, true, 7, 0, 0.2));  // with a z-loss
   family.cases.push_back(loss_case(3, 8, 16384 + 5, true, 2, 3, 0.1));
+  family.cases.push_back(loss_case(2, 4, 40007, true, 2, 0, 0.1));
+  for (const double z : {0.0, 0.1}) family.cases.push_back(loss_case(1, 4, 40007, true, kNever, 3, z));
   family.cases.push_back(loss_case(5, 16, 64, true, 1, 0, 0.2));  // no row counts
   family.cases.push_back(loss_case(4096 + 4, 3, 9, true));        // two chunks, each off the grid
   family.cases.back().bf16 = false;                               // a million emulated threads are enough
@@ -92,6 +97,29 @@ TEST_CASE("a target outside the vocabulary is reported at the next synchronize, 
   const std::vector<CaseRun::Output>& outputs = r.collect();  // reported once
   CHECK(Pool::get(outputs[0].host, 0) > 0);
   CHECK(Pool::get(outputs[0].host, 1) == 0);
+}
+
+TEST_CASE("a cluster of blocks gives a long row the bits of a single block", "[cross_entropy]") {
+  if (no_device()) return;
+  const double z = GENERATE(0.0, 0.1), cap = GENERATE(0.0, 3.0);
+  const char* const before = std::getenv("SLUICE_EMULATED_ARCH");
+  std::vector<std::vector<double>> results[2];
+  for (const int i : {0, 1}) {
+    setenv("SLUICE_EMULATED_ARCH", i == 0 ? "90" : "80", 1);  // on a GPU: the same kernel twice
+    Context ctx(int64_t{64} << 20, Device::cuda);
+    Arena memory("case", int64_t{64} << 20, Device::cuda);
+    CaseRun r(ctx, DType::bf16, memory);
+    loss_case(2, 4, 40007, true, kNever, cap, z).run(r);
+    for (const CaseRun::Output& output : r.collect()) {
+      std::vector<double>& values = results[i].emplace_back();
+      for (int64_t e = 0; e < output.host.numel(); ++e) values.push_back(Pool::get(output.host, e));
+    }
+  }
+  if (before)
+    setenv("SLUICE_EMULATED_ARCH", before, 1);
+  else
+    unsetenv("SLUICE_EMULATED_ARCH");
+  CHECK((results[0] == results[1]));  // not to be printed
 }
 
 }  // namespace sluice::test

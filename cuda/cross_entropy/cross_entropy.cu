@@ -4,12 +4,8 @@
 // of any size gets aligned products and 16-byte accesses; arithmetic on them is f32. The gradient of the
 // logits overwrites them.
 #include <algorithm>
-#include <cfloat>
 
-#include "common/launch.h"
-#include "common/ptx.cuh"
-#include "common/soft_cap.cuh"
-#include "core/targets.h"
+#include "cross_entropy/softmax.cuh"
 #include "matmul.h"
 #include "ops/cross_entropy.h"
 #include "ops/elementwise.h"
@@ -17,27 +13,11 @@
 namespace sluice::cuda {
 namespace {
 
-constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
-
-/// Running maximum of a row and the sum of exp(x - maximum).
-struct MaxSum {
-  float max, sum;
-};
-DEVICE_INLINE MaxSum join(MaxSum a, MaxSum b) {
-  const float m = fmaxf(a.max, b.max);
-  return {m, a.sum * ex2((a.max - m) * kLog2e) + b.sum * ex2((b.max - m) * kLog2e)};
-}
-
 /// Combines the threads' values in a deterministic order; every thread gets the result of the row.
 template <int kThreads>
 DEVICE_INLINE MaxSum join_block(MaxSum v) {
   STATIC_SMEM(MaxSum, partial, [kThreads / 32]);
-#pragma unroll
-  for (int offset = 16; offset > 0; offset >>= 1) {
-    const MaxSum other = {__shfl_xor_sync(kFullWarp, v.max, offset),
-                          __shfl_xor_sync(kFullWarp, v.sum, offset)};
-    v = join(v, other);
-  }
+  v = join_warp(v);
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = v;
   __syncthreads();
   MaxSum total = partial[0];
@@ -52,45 +32,19 @@ DEVICE_INLINE MaxSum join_block(MaxSum v) {
 /// multiprocessor to itself, so that the rows at work (132 x 304 KB at 151,936 words) stay within 50 MB of
 /// cache. Not yet run on a GPU.
 template <bool kGradient, bool kCapped, bool kZLoss, int kThreads, class T>
-__global__ void __launch_bounds__(kThreads)
-    softmax_rows(float* losses, T* logits, int64_t stride, const int* targets, int64_t rows, int vocabulary,
-                 const double* gradient_scale, float cap, float z_coefficient, float* z_squares,
-                 KernelStatus* status) {
+__global__ void __launch_bounds__(kThreads) softmax_rows(SoftmaxRows<T> p) {
   constexpr int kWidth = kVecWidth<T>, kUnroll = 4;
-  const int64_t row = rows - 1 - blockIdx.x;
-  T* x = logits + row * stride;
-  const int vectors = vocabulary / kWidth, tail = vectors * kWidth;
+  const int64_t row = p.rows - 1 - blockIdx.x;
+  T* x = p.logits + row * p.stride;
+  const int vocabulary = p.vocabulary, vectors = vocabulary / kWidth, tail = vectors * kWidth;
   const int thread = static_cast<int>(threadIdx.x);
-  int target = targets[row];
-  if (target < kPadding || target >= vocabulary) {
-    if (thread == 0) report(status, KernelStatus::target_outside_vocabulary, target);
-    target = kNoTarget;
-  }
-  if (target < 0) {  // no loss here: the whole block returns
-    if (thread == 0) {
-      losses[row] = 0;
-      if (kZLoss && z_squares) z_squares[row] = 0;
-    }
-    if constexpr (kGradient) {
-      Vec16<T> zero;
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) zero.v[j] = from_float<T>(0);
-      for (int i = thread; i < vectors; i += kThreads) store_vec(x + i * kWidth, zero);
-      for (int i = tail + thread; i < vocabulary; i += kThreads) x[i] = from_float<T>(0);
-    }
+  const int target = target_of(p, row, thread == 0);
+  if (target < 0) {  // the whole block returns
+    no_loss<kGradient, kZLoss, kThreads>(p, row, thread);
     return;
   }
-
-  // A logit as it was stored is what the product gave; the cap is of its f32 value, wherever that is read.
-  const float inverse = kCapped ? 1.f / cap : 0.f;
-  const auto value = [&](T stored) {
-    const float v = to_float(stored);
-    if constexpr (kCapped)
-      return soft_cap(v, cap, inverse);
-    else
-      return v;
-  };
-  const float at_target = value(x[target]);
+  const Logits<kCapped> logits(p.cap);
+  const float at_target = logits.value(to_float(x[target]));
   MaxSum mine = {-FLT_MAX, 0};
   for (int i = thread; i < vectors; i += kUnroll * kThreads) {
     Vec16<T> v[kUnroll];
@@ -100,35 +54,20 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       if (i + u * kThreads >= vectors) break;
-      float m = mine.max;
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) m = fmaxf(m, value(v[u].v[j]));
-      float s = mine.sum * ex2((mine.max - m) * kLog2e);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) s += ex2((value(v[u].v[j]) - m) * kLog2e);
-      mine = {m, s};
+      float y[kWidth];
+      logits.values(y, v[u]);
+      mine = add_logits(mine, y);
     }
   }
-  for (int i = tail + thread; i < vocabulary; i += kThreads) mine = join(mine, {value(x[i]), 1});
+  for (int i = tail + thread; i < vocabulary; i += kThreads)
+    mine = join(mine, {logits.value(to_float(x[i])), 1});
   const MaxSum all = join_block<kThreads>(mine);
-  const float log_sum = lg2(all.sum) * kLn2;
-  if (thread == 0) {
-    losses[row] = log_sum - (at_target - all.max);
-    if (kZLoss && z_squares) z_squares[row] = (log_sum + all.max) * (log_sum + all.max);
-  }
+  if (thread == 0) store_loss<kZLoss>(p, row, all, at_target);
 
   if constexpr (kGradient) {
-    const float scale = static_cast<float>(*gradient_scale);
-    float factor = scale / all.sum;
-    if constexpr (kZLoss) factor *= 1.f + 2.f * z_coefficient * (log_sum + all.max);
-    const auto gradient = [&](float y, int index) {
-      const float p = ex2((y - all.max) * kLog2e) * factor, d = index == target ? p - scale : p;
-      if constexpr (kCapped)
-        return d * (1.f - y * inverse * (y * inverse));
-      else
-        return d;
-    };
-    for (int i = tail + thread; i < vocabulary; i += kThreads) x[i] = from_float<T>(gradient(value(x[i]), i));
+    const LogitGradient<kCapped, kZLoss> gradient(p, all, logits.inverse);
+    for (int i = tail + thread; i < vocabulary; i += kThreads)
+      x[i] = from_float<T>(gradient(logits.value(to_float(x[i])), i == target));
     for (int i = vectors - 1 - thread; i >= 0; i -= kUnroll * kThreads) {
       Vec16<T> v[kUnroll];
 #pragma unroll
@@ -138,9 +77,11 @@ __global__ void __launch_bounds__(kThreads)
       for (int u = 0; u < kUnroll; ++u) {
         if (i < u * kThreads) break;
         const int first = (i - u * kThreads) * kWidth;
+        float y[kWidth];
+        logits.values(y, v[u]);
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) v[u].v[j] = from_float<T>(gradient(value(v[u].v[j]), first + j));
-        store_vec(x + first, v[u]);
+        for (int j = 0; j < kWidth; ++j) y[j] = gradient(y[j], j == target - first);
+        store_vec(x + first, from_floats<T>(y));
       }
     }
   }
@@ -165,10 +106,23 @@ void softmax(Context& ctx, const char* op, const Tensor& losses, const Tensor& l
   const int64_t rows = losses.dim(0);
   dispatch_storage(op, logits, [&](auto* typed) {
     using T = std::remove_pointer_t<decltype(typed)>;
-    // With the z-loss 1,024 threads would spill registers.
-    constexpr int kFew = 256, kMany = 1024, kManyZ = 512;
+    const SoftmaxRows<T> p = {device_data<float>(losses),
+                              device_data<T>(logits),
+                              stride,
+                              device_data<int>(targets),
+                              rows,
+                              static_cast<int>(vocabulary),
+                              device_data<double>(gradient_scale),
+                              static_cast<float>(soft_cap),
+                              static_cast<float>(z_coefficient),
+                              device_data<float>(z_squares),
+                              kernel_status(ctx)};
+    constexpr int kFew = 256, kMany = kRowThreads, kManyZ = kRowThreadsZ;
     const bool many = vocabulary > 8 * kFew * kVecWidth<T>, capped = soft_cap > 0,
                with_z = z_squares || z_coefficient != 0;
+    // A loss alone reads its row once anyway.
+    if constexpr (kGradient && std::is_same_v<T, nv_bf16>)
+      if (compute_capability(ctx) == 90 && softmax_rows_hopper(ctx, op, p, capped, with_z)) return;
     const LaunchConfig config{dim3(static_cast<unsigned>(rows)), dim3(!many    ? kFew
                                                                       : with_z ? kManyZ
                                                                                : kMany)};
@@ -183,10 +137,7 @@ void softmax(Context& ctx, const char* op, const Tensor& losses, const Tensor& l
                       : (capped ? softmax_rows<true, true, true, kFew, T>
                                 : softmax_rows<true, false, true, kFew, T>);
     }
-    launch(ctx, op, config, kernel, device_data<float>(losses), device_data<T>(logits), stride,
-           device_data<int>(targets), rows, static_cast<int>(vocabulary), device_data<double>(gradient_scale),
-           static_cast<float>(soft_cap), static_cast<float>(z_coefficient), device_data<float>(z_squares),
-           kernel_status(ctx));
+    launch(ctx, op, config, kernel, p);
   });
 }
 
