@@ -4,16 +4,16 @@
 
 namespace sluice {
 
-void Block::forward(Context& ctx, const Tensor& x, const Sequence& sequence, const RouterLoad& load,
-                    Saved& s) const {
+Residual Block::forward(Context& ctx, const Residual& x, const Sequence& sequence, const RouterLoad& load,
+                        Saved& s) const {
   attention_norm_.forward(ctx, x, s.attention_norm);
   attention_.forward(ctx, s.attention_norm.y, sequence, s.attention);
   attention_out_.forward(ctx, s.attention.y, s.attention_out);
 
-  ffn_norm_.forward_sum(ctx, s.x1, x, s.attention_out.y, s.ffn_norm);  // x1 = x + attention_out
+  ffn_norm_.forward(ctx, Residual{s.x1, x.sum, s.attention_out.y}, s.ffn_norm);  // x1 = x + attention_out
   ffn_.forward(ctx, s.ffn_norm.y, load, s.ffn);
   ffn_out_.forward(ctx, s.ffn.y, s.ffn_out);
-  add_forward(ctx, s.y, s.x1, s.ffn_out.y);
+  return {s.y, s.x1, s.ffn_out.y};
 }
 
 void Block::backward(Context& ctx, Tensor d, const Tensor& x, const Sequence& sequence,

@@ -44,7 +44,7 @@ class Block {
     GatedNorm::Saved ffn_norm;          // y (T, C)
     FeedForward::Saved ffn;             // y (T, C)
     BranchOutput::Saved ffn_out;        // y (T, C): added to the residual stream
-    Tensor y;                           // (T, C): residual stream after the block
+    Tensor y;                           // (T, C): residual stream after the block, x1 + ffn_out.y
   };
 
   /// sequence_ranks: how many ranks share a sequence.
@@ -56,9 +56,10 @@ class Block {
   /// keeps of a layer.
   Saved share_saved(Arena& arena, const std::string& name, const Saved& other) const;
 
-  /// s.y from x (T, C).
-  void forward(Context& ctx, const Tensor& x, const Sequence& sequence, const RouterLoad& load,
-               Saved& s) const;
+  /// s.y from x (T, C), except for the last addition, which is left to the norm that reads s.y first: of the
+  /// next block, or behind the last one.
+  Residual forward(Context& ctx, const Residual& x, const Sequence& sequence, const RouterLoad& load,
+                   Saved& s) const;
   /// d (T, C) is the gradient of the residual stream: of s.y on entry, of x on return.
   void backward(Context& ctx, Tensor d, const Tensor& x, const Sequence& sequence, const RouterLoad& load,
                 const Saved& s) const;

@@ -56,8 +56,8 @@ void GatedNorm::forward(Context& ctx, const Tensor& x, Saved& s) const {
   gate(ctx, s);
 }
 
-void GatedNorm::forward_sum(Context& ctx, Tensor sum, const Tensor& a, const Tensor& b, Saved& s) const {
-  norm_.forward_sum(ctx, sum, a, b, s.norm);
+void GatedNorm::forward(Context& ctx, const Residual& x, Saved& s) const {
+  norm_.forward(ctx, x, s.norm);
   gate(ctx, s);
 }
 

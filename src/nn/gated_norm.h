@@ -22,8 +22,7 @@ class GatedNorm {
   Saved make_saved(Arena& arena, const std::string& name, DType dtype, int64_t num_tokens) const;
 
   void forward(Context& ctx, const Tensor& x, Saved& s) const;
-  /// s.y of sum = a + b, which is also an output.
-  void forward_sum(Context& ctx, Tensor sum, const Tensor& a, const Tensor& b, Saved& s) const;
+  void forward(Context& ctx, const Residual& x, Saved& s) const;
   /// dx may alias dy; x is the input of forward.
   void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Saved& s,
                 Into into = Into::overwrite) const;

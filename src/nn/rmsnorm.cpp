@@ -34,6 +34,13 @@ void RmsNorm::forward(Context& ctx, const Tensor& x, Saved& s) const {
   rmsnorm_forward(ctx, s.y, s.rstd, x, weight(), eps_);
 }
 
+void RmsNorm::forward(Context& ctx, const Residual& x, Saved& s) const {
+  if (x.a)
+    add_rmsnorm_forward(ctx, x.sum, s.y, s.rstd, x.a, x.b, weight(), eps_);
+  else
+    forward(ctx, x.sum, s);
+}
+
 void RmsNorm::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Saved& s,
                        Into into) const {
   backward_with_parameter(ctx, store_, dx, dweight(),
@@ -41,10 +48,6 @@ void RmsNorm::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& 
                             const Tensor of_dy = operand(dy), of_x = operand(x);
                             rmsnorm_backward(ctx, to, dw, of_dy, of_x, weight(), by_row(operand, x, s), into);
                           });
-}
-
-void RmsNorm::forward_sum(Context& ctx, Tensor sum, const Tensor& a, const Tensor& b, Saved& s) const {
-  add_rmsnorm_forward(ctx, sum, s.y, s.rstd, a, b, weight(), eps_);
 }
 
 void RmsNorm::forward_rope(Context& ctx, const Tensor& x, const Tensor& positions, const Tensor& cos,

@@ -9,6 +9,12 @@
 
 namespace sluice {
 
+/// The residual stream where a norm reads it: `sum` is there already, or, with a and b, a + b, which the norm
+/// that reads it first writes there in the same pass over memory.
+struct Residual {
+  Tensor sum, a{}, b{};
+};
+
 /// RMSNorm over the last axis (ops/rmsnorm.h). The weight is initialised to 1 and has no weight decay; with
 /// model.norm_weights: false there is none.
 class RmsNorm {
@@ -25,12 +31,10 @@ class RmsNorm {
                    std::initializer_list<int64_t> dims) const;
 
   void forward(Context& ctx, const Tensor& x, Saved& s) const;
+  void forward(Context& ctx, const Residual& x, Saved& s) const;
   /// dx may alias dy; x is the input of forward.
   void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Saved& s,
                 Into into = Into::overwrite) const;
-
-  /// s.y = norm(sum) with sum = a + b, which is also an output.
-  void forward_sum(Context& ctx, Tensor sum, const Tensor& a, const Tensor& b, Saved& s) const;
 
   /// s.y = rope(norm(x)), for queries and keys (T, H, D).
   void forward_rope(Context& ctx, const Tensor& x, const Tensor& positions, const Tensor& cos,

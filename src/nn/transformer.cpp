@@ -109,13 +109,12 @@ void Transformer::forward(Context& ctx, const Batch& batch, const Sequence& toke
   store_.begin_use(ctx, 0, Pass::forward);
   embedding_forward(ctx, s.tokens, batch.tokens, store_.value(embed_tokens_));
   if (embedding_norm_) embedding_norm_->forward(ctx, s.tokens, s.embedding_norm);
-  Tensor x = s.embedded;
+  Residual x = {.sum = s.embedded};
   for (size_t layer = 0; layer < blocks_.size(); ++layer) {
     const int unit = static_cast<int>(layer) + 1;
     store_.begin_use(ctx, unit, Pass::forward);
-    blocks_[layer].forward(ctx, x, tokens, load, s.blocks[layer]);
+    x = blocks_[layer].forward(ctx, x, tokens, load, s.blocks[layer]);
     store_.end_use(ctx, unit, Pass::forward);
-    x = s.blocks[layer].y;
   }
   norm_->forward(ctx, x, s.final_norm);
 }
@@ -136,9 +135,10 @@ void Transformer::backward(Context& ctx, Tensor dhidden, const Batch& batch, Sav
   for (size_t layer = blocks_.size(); layer-- > 0;) {
     const int unit = static_cast<int>(layer) + 1;
     store_.begin_use(ctx, unit, Pass::backward);
-    // The shared activations are still the last layer's. What is computed again has been counted.
+    // The shared activations are still the last layer's. What is computed again has been counted, and the
+    // residual stream behind the layer is there.
     if (s.recompute == Recompute::block && layer + 1 < blocks_.size())
-      blocks_[layer].forward(ctx, input(layer), sequence(batch, nullptr, nullptr, sequence_ranks_),
+      blocks_[layer].forward(ctx, {.sum = input(layer)}, sequence(batch, nullptr, nullptr, sequence_ranks_),
                              {.targets = of_routers.targets, .sequences = of_routers.sequences},
                              s.blocks[layer]);
     blocks_[layer].backward(ctx, d, input(layer), tokens, of_routers, s.blocks[layer]);

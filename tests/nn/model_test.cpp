@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/targets.h"
+#include "ops/elementwise.h"
 #include "optim/optimizer.h"
 
 namespace sluice {
@@ -155,6 +156,20 @@ TEST_CASE("a sink logit of minus infinity gives softmax, of plus infinity zero o
   b.loss();
   const Tensor y = b.saved.blocks[0].attention.y;
   for (int64_t i = 0; i < y.numel(); ++i) REQUIRE(Pool::get(y, i) == 0.0);
+}
+
+TEST_CASE("behind a forward every block's output is there: the norm that reads it has made the sum", "[nn]") {
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    TestModel m(test::tiny_config(), test::tiny_batch(), dtype);
+    m.randomize();
+    m.loss();
+    Pool pool;
+    for (const Block::Saved& s : m.saved.blocks) {
+      const Tensor sum = pool.zeros(dtype, {s.y.dim(0), s.y.dim(1)});
+      add_forward(*m.context, sum, s.x1, s.ffn_out.y);
+      CHECK(std::memcmp(sum.data, s.y.data, static_cast<size_t>(sum.numel() * dtype_size(dtype))) == 0);
+    }
+  }
 }
 
 TEST_CASE("lse and z0 give each head's attention on the first visible token", "[analysis]") {
