@@ -89,6 +89,11 @@ inline void tma_store_3d(const TensorMap* map, const void* src, int x, int y, in
   const int c[3] = {x, y, z};
   ::emu::tma_store(map, src, c, 3, site);
 }
+/// Adds a box of f32 to the tensor, element by element.
+inline void tma_add_3d(const TensorMap* map, const void* src, int x, int y, int z, EMU_SITE) {
+  const int c[3] = {x, y, z};
+  ::emu::tma_add(map, src, c, 3, site);
+}
 inline void tma_store_commit() { ::emu::bulk_commit(); }
 /// Waits until at most kPending groups of stores still read shared memory.
 template <int kPending>
@@ -299,6 +304,12 @@ DEVICE_INLINE void tma_store_3d(const TensorMap* map, const void* src, int x, in
   asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2,%3,%4}], [%1];" ::"l"(map),
                "r"(smem_addr(src)), "r"(x), "r"(y), "r"(z)
                : "memory");
+}
+DEVICE_INLINE void tma_add_3d(const TensorMap* map, const void* src, int x, int y, int z) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2,%3,%4}], [%1];" ::"l"(map),
+      "r"(smem_addr(src)), "r"(x), "r"(y), "r"(z)
+      : "memory");
 }
 DEVICE_INLINE void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 template <int kPending>

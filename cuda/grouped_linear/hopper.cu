@@ -21,8 +21,7 @@
 // that issues copies fetches the next tile when it begins one, and hands it on in shared memory.
 //
 // backward_weight contracts over rows, along which neither operand is contiguous: wgmma takes both as they
-// lie (Major::mn). Its sums are added to dw by the bulk copies that take them there, each element once:
-// nothing depends on an order.
+// lie (Major::mn). TMA adds its sums to dw, or overwrites it, each element once: nothing depends on an order.
 //
 // Limits: the tensor cores, then L2, which is read once per 85 operations; were that too much, two blocks of
 // a cluster could share the weights. Tiles and groups: grouped_linear_kernels.cuh.
@@ -116,6 +115,11 @@ struct Producer {
     published.advance();
   }
 
+  DEVICE_INLINE void publish_all() {
+    cp_async_wait<0>();
+    for (; unpublished > 0; --unpublished) publish();
+  }
+
   /// By one thread: the TMA copies of a step.
   DEVICE_INLINE void load(const GroupedTile& t, int k, bool with_a, bool with_b) {
     unsigned char *a = smem + ring.stage * kStageBytes, *b = a + kABytes;
@@ -143,14 +147,13 @@ struct Producer {
   }
 
   DEVICE_INLINE int take() const { return static_cast<int>(gridDim.x) + atomicAdd(p.counter, 1); }
-  /// By one thread: the tile, or the next one taken that has something to sum; -1 behind the last. Every tile
-  /// handed on has a step, so that the steps not yet published are those of two tiles at most: with more, the
-  /// consumers could wait for one of them, and this thread for the consumers to read a tile.
+  /// By one thread: the tile, or the next one taken that has something to sum or to overwrite; -1 behind the
+  /// last.
   DEVICE_INLINE int with_steps(int tile) const {
     for (const int tiles = num_tiles<kKind, kColumns>(p); tile < tiles; tile = take()) {
       if constexpr (!kWeight) return tile;
       const GroupedTile t = locate<kKind, kColumns>(p, tile);
-      if (t.k0 < t.k_end) return tile;
+      if (p.overwrite || t.k0 < t.k_end) return tile;
     }
     return -1;
   }
@@ -176,6 +179,10 @@ struct Producer {
           rows_of_a[i] = row < t.m_end ? p.a_index[row] : -1;
         }
       }
+      // Where every tile has a step, the steps not yet published are those of two tiles at most. With more,
+      // the consumers could wait for one of them, and this thread for the consumers to read a tile.
+      if constexpr (kWeight)
+        if (t.k0 >= t.k_end) publish_all();
       if (thread == 0) hand_on(bar, turn + 1, following);
       for (int k = t.k0; k < t.k_end; k += kDepth) {
         const bool partial = kWeight && k + kDepth > t.k_end;
@@ -219,10 +226,7 @@ struct Producer {
         ring.advance();
       }
     }
-    if constexpr (kCopies) {
-      cp_async_wait<0>();
-      for (; unpublished > 0; --unpublished) publish();
-    }
+    if constexpr (kCopies) publish_all();
   }
 };
 
@@ -294,32 +298,60 @@ struct Consumer {
     }
   }
 
-  /// f32 rows, 64 columns at a time: a thread of the first 64 sends one row, which is added where it arrives.
+  /// By one thread: 64 rows of 32 columns of f32 from shared memory.
+  DEVICE_INLINE void send(const GroupedTile& t, const unsigned char* from, int column0) {
+    const int row0 = t.m0 + consumer * 64;
+    if (p.overwrite)
+      tma_store_3d(map_out, from, column0, row0, t.group);
+    else
+      tma_add_3d(map_out, from, column0, row0, t.group);
+    tma_store_commit();
+  }
+
+  /// f32 rows, 32 columns at a time from two buffers in turns, which TMA adds where they arrive. A thread has
+  /// two neighbouring columns of each eight, and half a warp writes at once: where it wrote the same eight
+  /// columns of four rows, two rows each would meet in the same banks. So odd rows are two eights ahead.
   DEVICE_INLINE void add(const GroupedTile& t, const float (&acc)[kColumns / 2]) {
-    const int lane = thread() % 32, warp = thread() / 32, row = t.m0 + consumer * 64 + thread();
-    auto* to = reinterpret_cast<float*>(staging);
-    float* out = static_cast<float*>(p.out) + (static_cast<int64_t>(t.group) * p.m + row) * p.n;
+    const int lane = thread() % 32, warp = thread() / 32;
+    const bool odd = lane / 4 % 2;
+    const int at = static_cast<int>(swizzled(warp * 16 + lane / 4, lane % 4 / 2 ^ (odd ? 4 : 0))) + lane % 2 * 8;
 #pragma unroll
-    for (int c = 0; c < kColumns / 64; ++c) {
-      const int column0 = t.n0 + c * 64;
+    for (int c = 0; c < kColumns / 32; ++c) {
+      const int column0 = t.n0 + c * 32;
       if (column0 < p.n) {
-        tma_store_wait_read<0>();
+        unsigned char* from = staging + buffer * kChunkBytes;
+        buffer ^= 1;
+        tma_store_wait_read<1>();
         sync_consumer(consumer);
 #pragma unroll
-        for (int i = 0; i < 8; ++i)
+        for (int i = 0; i < 4; ++i)
 #pragma unroll
-          for (int r = 0; r < 2; ++r)
-            store_vec<2>(to + (warp * 16 + lane / 4 + 8 * r) * 64 + i * 8 + lane % 4 * 2,
-                         Vec<float, 2>{{acc[c * 32 + i * 4 + 2 * r], acc[c * 32 + i * 4 + 2 * r + 1]}});
+          for (int r = 0; r < 2; ++r) {
+            const int even_at = c * 16 + i * 4 + 2 * r, odd_at = c * 16 + (i ^ 2) * 4 + 2 * r;
+            store_vec<2>(reinterpret_cast<float*>(from + (at ^ i * 32) + r * 8 * 128),
+                         Vec<float, 2>{{odd ? acc[odd_at] : acc[even_at],
+                                        odd ? acc[odd_at + 1] : acc[even_at + 1]}});
+          }
         fence_proxy_async();
         sync_consumer(consumer);
-        if (thread() < 64 && row < t.m_end) {
-          bulk_reduce_add(out + column0, to + thread() * 64,
-                          static_cast<unsigned>(min(64, p.n - column0)) * 4);
-          tma_store_commit();
-        }
+        if (thread() == 0) send(t, from, column0);
       }
     }
+  }
+
+  /// The weight of a group without rows, to be overwritten: one buffer of zeros goes everywhere.
+  DEVICE_INLINE void store_zeros(const GroupedTile& t) {
+    tma_store_wait_read<0>();
+    buffer = 1;  // the next one to be written
+    sync_consumer(consumer);
+    for (int i = thread() * 16; i < kChunkBytes; i += 128 * 16)
+      store_vec<4>(reinterpret_cast<float*>(staging + i), Vec<float, 4>{});
+    fence_proxy_async();
+    sync_consumer(consumer);
+    if (thread() != 0) return;
+#pragma unroll 1
+    for (int column0 = t.n0; column0 < min(t.n0 + kColumns, p.n); column0 += 32)
+      send(t, staging, column0);
   }
 
   DEVICE_INLINE void run() {
@@ -336,6 +368,12 @@ struct Consumer {
       tile = next_tile(bar, turn++);
       if (tile >= 0) next = locate<kKind, kColumns>(p, tile);  // arrives under the products
       const int steps = uniform((t.k_end - t.k0 + kDepth - 1) / kDepth);
+      if constexpr (kWeight) {
+        if (steps == 0) {
+          store_zeros(t);
+          continue;
+        }
+      }
       int before = 0;
       for (int step = 0; step < steps; ++step) {
         const uint32_t at = static_cast<uint32_t>(ring.stage * kStageBytes);
@@ -409,7 +447,10 @@ void run(Context& ctx, const GroupedProduct& p) {
     b = make_tensor_map_3d("weights of groups", p.b, p.groups, p.k, p.n, 1, kDepth, 64);
   else if (kGather != Gather::b)
     b = make_tensor_map_2d("x of groups", p.b, p.b_rows, p.n, p.n, kDepth, 64);
-  if (!kWeight) out = make_tensor_map_2d("products of groups", p.out, p.rows, p.n, p.n, 64, 64);
+  if (kWeight)
+    out = make_tensor_map_3d("gradient of weights of groups", p.out, p.groups, p.m, p.n, 1, 64, 32, MapElement::f32);
+  else
+    out = make_tensor_map_2d("products of groups", p.out, p.rows, p.n, p.n, 64, 64);
   const int64_t blocks = std::min<int64_t>(max_tiles<kKind>(p, kColumns), num_multiprocessors(ctx));
   const LaunchConfig config = {
       .grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(kThreads), .smem = kSmemBytes};

@@ -232,6 +232,11 @@ __global__ void stores_tile(const __grid_constant__ TensorMap map, bool waits) {
   if (waits) tma_store_wait_read<0>();
 }
 
+__global__ void adds_tile(const __grid_constant__ TensorMap map) {
+  DYN_SMEM(char, smem, 1024);
+  if (threadIdx.x == 0) tma_add_3d(&map, smem, 0, 0, 0);
+}
+
 TEST_CASE("TMA: the rules of tensor maps, tiles and byte counts are kept", "[detectors]") {
   DeviceArray<nv_bf16> tensor(64 * 72);
   const TensorMap good = map_2d(tensor.get(), 64, 64, 64, 64);
@@ -260,6 +265,7 @@ TEST_CASE("TMA: the rules of tensor maps, tiles and byte counts are kept", "[det
 
   CHECK(error_of([&] { launch(shape(1, 32, 8192), stores_tile, good, true); }).empty());
   CHECK_REPORTS("exits with 1 bulk stores", launch(shape(1, 32, 8192), stores_tile, good, false));
+  CHECK_REPORTS("adds f32, not elements of 2 bytes", launch(shape(1, 32, 8192), adds_tile, good));
 }
 
 __global__ void adds_to(float* to, int offset, unsigned bytes) {

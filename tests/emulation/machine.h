@@ -46,7 +46,7 @@ struct CopyOp {  // cp.async
   uint32_t commit_group;
 };
 struct Transfer {  // TMA
-  enum Kind { load, store, store_bytes, add_floats } kind;
+  enum Kind { load, store, add, store_bytes, add_floats } kind;
   TMap map;
   int coordinates[5];
   void* smem;

@@ -162,6 +162,8 @@ constexpr uint32_t kTensorMapMagic = 0x7a3d5eed;
 void tma_load(void* dst, const TMap* map, uint64_t* barrier, const int* coordinates, int rank,
               Site site = Site::cur());
 void tma_store(const TMap* map, const void* src, const int* coordinates, int rank, Site site = Site::cur());
+/// Elements of 4 bytes are f32.
+void tma_add(const TMap* map, const void* src, const int* coordinates, int rank, Site site = Site::cur());
 /// Contiguous bytes, shared to global: copied, or added as f32, one element at a time.
 void bulk_store(void* dst, const void* src, unsigned bytes, Site site = Site::cur());
 void bulk_reduce_add(float* dst, const void* src, unsigned bytes, Site site = Site::cur());

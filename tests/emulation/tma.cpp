@@ -89,6 +89,26 @@ Columns columns_inside(const Transfer& o) {
   return {first, std::clamp<int64_t>(static_cast<int64_t>(o.map.dim[0]) - x, first, width)};
 }
 
+/// Atomic, and annotated as such for ThreadSanitizer.
+void add_float(float* to, float value) {
+#if EMU_TSAN
+  constexpr int kRelaxed = 0;
+  auto* bits = reinterpret_cast<volatile int*>(to);
+  int seen = __tsan_atomic32_load(bits, kRelaxed);
+  for (;;) {
+    const int wanted = static_cast<int>(to_bits(from_bits<float>(static_cast<uint32_t>(seen)) + value));
+    if (__tsan_atomic32_compare_exchange_strong(bits, &seen, wanted, kRelaxed, kRelaxed)) return;
+  }
+#else
+  auto* bits = reinterpret_cast<uint32_t*>(to);
+  uint32_t seen = __atomic_load_n(bits, __ATOMIC_RELAXED);
+  for (;;) {
+    const auto wanted = static_cast<uint32_t>(to_bits(from_bits<float>(seen) + value));
+    if (__atomic_compare_exchange_n(bits, &seen, wanted, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) return;
+  }
+#endif
+}
+
 void move_box(const Transfer& o) {
   const TMap& m = o.map;
   const size_t element = static_cast<size_t>(m.esize), bytes = row_bytes(m);
@@ -104,6 +124,9 @@ void move_box(const Transfer& o) {
       if (o.kind == Transfer::load) {
         if (to - from < kChunk || !global) san::set(chunk, 0, kChunk);
         if (from < to) san::copy(chunk + from, outside + from, to - from);
+      } else if (o.kind == Transfer::add) {
+        for (size_t b = from; b < to; b += sizeof(float))
+          add_float(reinterpret_cast<float*>(outside + b), *reinterpret_cast<const float*>(chunk + b));
       } else if (from < to) {
         san::copy(outside + from, chunk + from, to - from);
       }
@@ -122,10 +145,8 @@ void note_global(const Transfer& o, Site site) {
     if (!global) return;
     const char* p = global + (o.coordinates[0] + inside.first) * static_cast<int64_t>(element);
     check_global_range(p, bytes, "TMA: global address", site);
-    if (o.kind == Transfer::load)
-      san::reads(p, bytes);
-    else
-      san::writes(p, bytes);
+    if (o.kind == Transfer::load) san::reads(p, bytes);
+    if (o.kind == Transfer::store) san::writes(p, bytes);
   });
 }
 
@@ -220,31 +241,11 @@ void queue_bytes(Transfer::Kind kind, void* dst, const void* src, unsigned bytes
   queue_store(t, o, site);
 }
 
-/// Atomic, and annotated as such for ThreadSanitizer.
-void add_float(float* to, float value) {
-#if EMU_TSAN
-  constexpr int kRelaxed = 0;
-  auto* bits = reinterpret_cast<volatile int*>(to);
-  int seen = __tsan_atomic32_load(bits, kRelaxed);
-  for (;;) {
-    const int wanted = static_cast<int>(to_bits(from_bits<float>(static_cast<uint32_t>(seen)) + value));
-    if (__tsan_atomic32_compare_exchange_strong(bits, &seen, wanted, kRelaxed, kRelaxed)) return;
-  }
-#else
-  auto* bits = reinterpret_cast<uint32_t*>(to);
-  uint32_t seen = __atomic_load_n(bits, __ATOMIC_RELAXED);
-  for (;;) {
-    const auto wanted = static_cast<uint32_t>(to_bits(from_bits<float>(seen) + value));
-    if (__atomic_compare_exchange_n(bits, &seen, wanted, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) return;
-  }
-#endif
-}
-
 void finish_store(Transfer& o) {
   if (o.moved) return;
   o.moved = true;
   san::reads(o.smem, o.bytes);
-  if (o.kind == Transfer::store) {
+  if (o.kind == Transfer::store || o.kind == Transfer::add) {
     note_global(o, o.site);
     move_box(o);
   } else if (o.kind == Transfer::store_bytes) {
@@ -256,15 +257,25 @@ void finish_store(Transfer& o) {
   }
 }
 
-}  // namespace
-
-void tma_store(const TMap* map, const void* src, const int* coordinates, int rank, Site site) {
+void queue_box(Transfer::Kind kind, const TMap* map, const void* src, const int* coordinates, int rank,
+               Site site) {
   Thread& t = self();
   check_map(*map, rank, site);
   check_tile(*map, src, site);
   Transfer o = transfer(*map, src, coordinates, t);
-  o.kind = Transfer::store;
+  o.kind = kind;
   queue_store(t, o, site);
+}
+
+}  // namespace
+
+void tma_store(const TMap* map, const void* src, const int* coordinates, int rank, Site site) {
+  queue_box(Transfer::store, map, src, coordinates, rank, site);
+}
+
+void tma_add(const TMap* map, const void* src, const int* coordinates, int rank, Site site) {
+  if (map->esize != sizeof(float)) fail_at(site, "TMA: adds f32, not elements of %d bytes", map->esize);
+  queue_box(Transfer::add, map, src, coordinates, rank, site);
 }
 
 void bulk_store(void* dst, const void* src, unsigned bytes, Site site) {

@@ -125,16 +125,17 @@ Dump exponents(const char* name, bool log) {
 // ---- TMA. With the 128-byte swizzle, 16-byte vector v of row r of a 128-byte wide box lies at vector v ^ (r
 // % 8); a row of 64 bytes is half such a line.
 
-/// Offset, in elements, of element (row, column) of a box with rows of `columns` 16-bit elements.
-size_t in_box(int row, int column, int columns) {
-  const int byte = (row * columns + column) * 2, line = byte / 128, vector = byte % 128 / 16;
-  return static_cast<size_t>(line * 128 + ((vector ^ (line % 8)) * 16) + byte % 16) / 2;
+/// Offset, in elements, of element (row, column) of a box with rows of `columns` elements of so many bytes.
+int in_box(int row, int column, int columns, int bytes) {
+  const int byte = (row * columns + column) * bytes, line = byte / 128, vector = byte % 128 / 16;
+  return (line * 128 + ((vector ^ (line % 8)) * 16) + byte % 16) / bytes;
 }
 
 struct Box {
   int planes, rows, columns;
   int z, y, x;  // of its first element in the tensor
   int tensor_planes, tensor_rows, tensor_columns;
+  int bytes = 2;  // of an element
   /// f(place in the box, place in the tensor or -1 outside)
   template <class F>
   void for_each(F&& f) const {
@@ -144,7 +145,8 @@ struct Box {
           const int tp = z + p, tr = y + r, tc = x + c;
           const bool inside =
               tp >= 0 && tp < tensor_planes && tr >= 0 && tr < tensor_rows && tc >= 0 && tc < tensor_columns;
-          f(in_box(p * rows + r, c, columns), inside ? (tp * tensor_rows + tr) * tensor_columns + tc : -1);
+          f(in_box(p * rows + r, c, columns, bytes),
+            inside ? (tp * tensor_rows + tr) * tensor_columns + tc : -1);
         }
   }
 };
@@ -159,17 +161,29 @@ std::vector<uint32_t> words_of(const std::vector<uint16_t>& elements) {
 
 Dump load_box(const char* name, const Box& box) {
   std::vector<uint16_t> smem(static_cast<size_t>(box.planes * box.rows * box.columns));
-  box.for_each([&](size_t at, int from) { smem[at] = from < 0 ? uint16_t{0} : moved(from); });
+  box.for_each(
+      [&](int at, int from) { smem[static_cast<size_t>(at)] = from < 0 ? uint16_t{0} : moved(from); });
   return {name, words_of(smem)};
 }
 
 Dump store_box(const char* name, const Box& box) {
   std::vector<uint16_t> tensor(static_cast<size_t>(box.tensor_planes * box.tensor_rows * box.tensor_columns),
                                0xffff);
-  box.for_each([&](size_t at, int to) {
-    if (to >= 0) tensor[static_cast<size_t>(to)] = moved(static_cast<int>(at));
+  box.for_each([&](int at, int to) {
+    if (to >= 0) tensor[static_cast<size_t>(to)] = moved(at);
   });
   return {name, words_of(tensor)};
+}
+
+/// A box of f32: element i of shared memory is stored as i, then i, 2 i, 3 i and 4 i are added.
+Dump add_box() {
+  Box box = kPlanesBox;
+  box.bytes = 4;
+  Dump dump{"tma_add_3d", std::vector<uint32_t>(kPlanes * kPlaneRows * kPlaneColumns, 0xffffffffu)};
+  box.for_each([&](int at, int to) {
+    if (to >= 0) dump.words[static_cast<size_t>(to)] = bits(static_cast<float>(at * (1 + 1 + 2 + 3 + 4)));
+  });
+  return dump;
 }
 
 Dump bulk() {
@@ -232,6 +246,7 @@ std::vector<Dump> expected() {
                              load_box("tma_load_3d", kPlanesBox),
                              store_box("tma_store_2d", kMatrixBox),
                              store_box("tma_store_3d", kPlanesBox),
+                             add_box(),
                              bulk(),
                              exchange(),
                              elected()};

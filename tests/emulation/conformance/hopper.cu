@@ -130,6 +130,32 @@ Dump store_3d_dump() {
   return {"tma_store_3d", tensor.host()};
 }
 
+// ---- TMA of f32: a box is stored, then four blocks add to it
+
+__global__ void store_or_add_floats(const __grid_constant__ TensorMap map, bool add) {
+  DYN_SMEM(float, box, 1024);
+  for (unsigned i = threadIdx.x; i < kPlaneBoxBytes / 2; i += blockDim.x)
+    box[i] = static_cast<float>(i * (blockIdx.x + 1));
+  fence_proxy_async();
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  if (add)
+    tma_add_3d(&map, box, 24, 8, 2);
+  else
+    tma_store_3d(&map, box, 24, 8, 2);
+  tma_store_commit();
+  tma_store_wait<0>();
+}
+
+Dump add_3d_dump() {
+  const Words tensor(kPlanes * kPlaneRows * kPlaneColumns);
+  const TensorMap map = make_tensor_map_3d("tensor", tensor.get(), kPlanes, kPlaneRows, kPlaneColumns, 2,
+                                           kBoxPlaneRows, kBoxPlaneColumns, MapElement::f32);
+  run(store_or_add_floats, 1, 128, 2 * kPlaneBoxBytes, map, false);
+  run(store_or_add_floats, 4, 128, 2 * kPlaneBoxBytes, map, true);
+  return {"tma_add_3d", tensor.host()};
+}
+
 // ---- bulk copies and additions: four blocks add to one row, the first also copies
 
 __global__ void bulk(float* sum, float* copy) {
@@ -295,6 +321,7 @@ std::vector<Dump> run_hopper() {
                              load_3d_dump(),
                              store_2d_dump(),
                              store_3d_dump(),
+                             add_3d_dump(),
                              bulk_dump(),
                              exchange_dump(),
                              elect_dump()};
