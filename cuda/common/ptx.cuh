@@ -53,13 +53,6 @@ template <int kId>
 inline void named_barrier_arrive(int threads, EMU_SITE) {
   ::emu::bar_arrive(kId, threads, site);
 }
-inline void cluster_sync(EMU_SITE) { ::emu::cluster_sync(site); }
-/// Two floats to the variable of the same name in block `rank` of the cluster.
-template <class T>
-inline void store_to_block(T* p, unsigned rank, float a, float b) {
-  static_assert(sizeof(T) == 8 && alignof(T) == 8);
-  *static_cast<T*>(::emu::map_shared_rank(p, rank)) = {a, b};
-}
 inline void mbarrier_init(uint64_t* b, unsigned count, EMU_SITE) { ::emu::mbar_init(b, count, site); }
 inline void mbarrier_arrive(uint64_t* b, EMU_SITE) { ::emu::mbar_arrive(b, 1, site); }
 inline void mbarrier_arrive_expect_tx(uint64_t* b, unsigned bytes, EMU_SITE) {
@@ -67,6 +60,31 @@ inline void mbarrier_arrive_expect_tx(uint64_t* b, unsigned bytes, EMU_SITE) {
   ::emu::mbar_arrive(b, 1, site);
 }
 inline void mbarrier_wait(uint64_t* b, unsigned parity, EMU_SITE) { ::emu::mbar_wait(b, parity, site); }
+// ---- the blocks of a cluster. An address in the cluster names a variable of any of its blocks, which must
+// have started (cluster_sync) and must not have ended. Nothing but the phase of a barrier is ordered by an
+// arrival in another block: ordinary stores before it may arrive later.
+inline unsigned cluster_rank() { return ::emu::g_cur->crank; }
+/// By whole warps. What was written to shared memory of the cluster before is visible after.
+inline void cluster_sync(EMU_SITE) { ::emu::cluster_sync(site); }
+inline uint32_t cluster_address(const void* p, unsigned rank) { return ::emu::to_cluster(p, rank); }
+/// Two floats to the variable of the same name in block `rank`.
+template <class T>
+inline void store_to_block(T* p, unsigned rank, float a, float b, EMU_SITE) {
+  static_assert(sizeof(T) == 8 && alignof(T) == 8);
+  *static_cast<T*>(::emu::from_cluster(cluster_address(p, rank), site)) = {a, b};
+}
+inline void mbarrier_arrive_cluster(uint32_t b, EMU_SITE) {
+  ::emu::mbar_arrive(static_cast<uint64_t*>(::emu::from_cluster(b, site)), 1, site);
+}
+inline void mbarrier_arrive_expect_tx_cluster(uint32_t b, unsigned bytes, EMU_SITE) {
+  auto* barrier = static_cast<uint64_t*>(::emu::from_cluster(b, site));
+  ::emu::mbar_expect_tx(barrier, bytes, site);
+  ::emu::mbar_arrive(barrier, 1, site);
+}
+/// Counts as a transfer of four bytes for the barrier, in the same block, that makes it visible.
+inline void store_async(uint32_t to, int value, uint32_t b, EMU_SITE) {
+  ::emu::store_async(to, value, b, site);
+}
 inline void fence_mbarrier_init() { ::emu::thread_fence(); }
 inline void fence_proxy_async() { ::emu::fence_proxy_async(); }
 /// Between loads and stores of global memory and asynchronous copies of it.
@@ -80,6 +98,17 @@ inline void tma_load_2d(void* dst, const TensorMap* map, uint64_t* barrier, int 
 inline void tma_load_3d(void* dst, const TensorMap* map, uint64_t* barrier, int x, int y, int z, EMU_SITE) {
   const int c[3] = {x, y, z};
   ::emu::tma_load(dst, map, barrier, c, 3, site);
+}
+/// To the same place in every block of the cluster whose bit is set, for the barrier at the same place there.
+inline void tma_load_2d_multicast(void* dst, const TensorMap* map, uint64_t* barrier, int x, int y,
+                                  unsigned blocks, EMU_SITE) {
+  const int c[2] = {x, y};
+  ::emu::tma_load_multicast(dst, map, barrier, c, 2, blocks, site);
+}
+inline void tma_load_3d_multicast(void* dst, const TensorMap* map, uint64_t* barrier, int x, int y, int z,
+                                  unsigned blocks, EMU_SITE) {
+  const int c[3] = {x, y, z};
+  ::emu::tma_load_multicast(dst, map, barrier, c, 3, blocks, site);
 }
 inline void tma_store_2d(const TensorMap* map, const void* src, int x, int y, EMU_SITE) {
   const int c[2] = {x, y};
@@ -235,25 +264,6 @@ DEVICE_INLINE void store_release(int* p, int v) {
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-/// All threads of a warp together. What was written to shared memory of the cluster before is visible after.
-DEVICE_INLINE void cluster_sync() {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
-}
-template <class T>
-DEVICE_INLINE void store_to_block(T* p, unsigned rank, float a, float b) {
-  static_assert(sizeof(T) == 8 && alignof(T) == 8);
-  asm volatile(
-      "{\n"
-      ".reg .b32 at;\n"
-      "mapa.shared::cluster.u32 at, %0, %1;\n"
-      "st.shared::cluster.v2.f32 [at], {%2, %3};\n"
-      "}" ::"r"(smem_addr(p)),
-      "r"(rank), "f"(a), "f"(b)
-      : "memory");
-}
 DEVICE_INLINE void mbarrier_init(uint64_t* b, unsigned count) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(smem_addr(b)), "r"(count) : "memory");
 }
@@ -274,6 +284,37 @@ DEVICE_INLINE void mbarrier_wait(uint64_t* b, unsigned parity) {
       "r"(parity)
       : "memory");
 }
+DEVICE_INLINE unsigned cluster_rank() {
+  unsigned rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+DEVICE_INLINE void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+DEVICE_INLINE uint32_t cluster_address(const void* p, unsigned rank) {
+  uint32_t address;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(smem_addr(p)), "r"(rank));
+  return address;
+}
+template <class T>
+DEVICE_INLINE void store_to_block(T* p, unsigned rank, float a, float b) {
+  static_assert(sizeof(T) == 8 && alignof(T) == 8);
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(cluster_address(p, rank)), "f"(a), "f"(b)
+               : "memory");
+}
+// Without .release.cluster, which ptxas makes a fence of the whole GPU of.
+DEVICE_INLINE void mbarrier_arrive_cluster(uint32_t b) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(b) : "memory");
+}
+DEVICE_INLINE void mbarrier_arrive_expect_tx_cluster(uint32_t b, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(b), "r"(bytes) : "memory");
+}
+DEVICE_INLINE void store_async(uint32_t to, int value, uint32_t b) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.s32 [%0], %1, [%2];" ::"r"(to),
+               "r"(value), "r"(b)
+               : "memory");
+}
 DEVICE_INLINE void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -293,6 +334,22 @@ DEVICE_INLINE void tma_load_3d(void* dst, const TensorMap* map, uint64_t* barrie
       "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5}], "
       "[%2];" ::"r"(smem_addr(dst)),
       "l"(map), "r"(smem_addr(barrier)), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+DEVICE_INLINE void tma_load_2d_multicast(void* dst, const TensorMap* map, uint64_t* barrier, int x, int y,
+                                         unsigned blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%3,%4}], [%2], %5;" ::"r"(smem_addr(dst)),
+      "l"(map), "r"(smem_addr(barrier)), "r"(x), "r"(y), "h"(static_cast<uint16_t>(blocks))
+      : "memory");
+}
+DEVICE_INLINE void tma_load_3d_multicast(void* dst, const TensorMap* map, uint64_t* barrier, int x, int y,
+                                         int z, unsigned blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%3,%4,%5}], [%2], %6;" ::"r"(smem_addr(dst)),
+      "l"(map), "r"(smem_addr(barrier)), "r"(x), "r"(y), "r"(z), "h"(static_cast<uint16_t>(blocks))
       : "memory");
 }
 DEVICE_INLINE void tma_store_2d(const TensorMap* map, const void* src, int x, int y) {

@@ -16,219 +16,26 @@
 // What cp.async wrote is visible to wgmma when the thread that issued it has waited and fenced. A step is
 // published two steps after it was issued, so that two are on their way.
 //
-// A block's first tile is that of its index, the others come from a counter: a block that waits for the
-// multiprocessor, because a collective runs there, or that had long groups, takes fewer of them. The thread
-// that issues copies fetches the next tile when it begins one, and hands it on in shared memory.
+// Two blocks of a cluster compute two tiles of the same group and columns where they can (hopper_pairs.cuh):
+// each loads half of b's tile into the shared memory of both, by multicast. A stage is filled again once the
+// consumers of both have released it. Their bits are those of blocks that work alone.
+//
+// A cluster's first pair is that of its index, the others come from a counter: blocks that wait for their
+// multiprocessors, because a collective runs there, or that had long groups, take fewer of them. The thread of
+// the first block that issues copies fetches the next pair when it begins one, and hands it on to both.
 //
 // backward_weight contracts over rows, along which neither operand is contiguous: wgmma takes both as they
 // lie (Major::mn). TMA adds its sums to dw, or overwrites it, each element once: nothing depends on an order.
 //
-// Limits: the tensor cores, then L2, which is read once per 85 operations; were that too much, two blocks of
-// a cluster could share the weights. Tiles and groups: grouped_linear_kernels.cuh.
-#include "attention/hopper_common.cuh"
+// Limits: the tensor cores, then L2, of which a byte is read per 128 operations (85 where b is not shared).
+// Tiles and groups: kernels.cuh.
 #include "common/tensor_map.h"
-#include "common/wgmma.cuh"
-#include "grouped_linear/kernels.cuh"
+#include "grouped_linear/hopper_producer.cuh"
 
 namespace sluice::cuda {
 namespace {
 
-constexpr int kRows = kGroupedTileRows, kColumns = 256, kDepth = 64, kStages = 4, kLag = 2;
-constexpr int kConsumers = 2, kThreads = 128 * (kConsumers + 1);
-constexpr int kChunkBytes = 64 * 128;  // 64 rows of 64 elements
-constexpr int kABytes = kRows * kDepth * 2, kBBytes = kColumns * kDepth * 2, kStageBytes = kABytes + kBBytes;
-constexpr int kStagingBytes = 2 * kChunkBytes;  // where the output of a consumer leaves from
-constexpr int kProducerRegisters = 104, kConsumerRegisters = 200;
-static_assert(kRows == 64 * kConsumers);
-static_assert(kProducerRegisters + 2 * kConsumerRegisters <= 3 * kRegistersAtEntry);
-// A consumer releases a stage only after it has issued the next step, which must have been published.
-static_assert(kLag <= kStages - 2);
-
-constexpr int kSlots = 2;  // tiles handed on and not yet read
-struct Barriers {
-  uint64_t full[kStages], empty[kStages];
-  uint64_t tile_full[kSlots], tile_empty[kSlots];
-  int tile[kSlots];
-};
-constexpr int kStaging = kStages * kStageBytes, kBarriers = kStaging + kConsumers * kStagingBytes;
-constexpr int kSmemBytes = kBarriers + static_cast<int>(sizeof(Barriers));
-
-/// By one thread: the tile that next_tile gives all warps in this turn.
-DEVICE_INLINE void hand_on(Barriers* bar, unsigned turn, int tile) {
-  const unsigned slot = turn % kSlots;
-  mbarrier_wait(bar->tile_empty + slot, turn / kSlots % 2 ^ 1);
-  bar->tile[slot] = tile;
-  mbarrier_arrive(bar->tile_full + slot);
-}
-/// By a warp: the block's tile of this turn; -1 behind the last.
-DEVICE_INLINE int next_tile(Barriers* bar, unsigned turn) {
-  const unsigned slot = turn % kSlots;
-  mbarrier_wait(bar->tile_full + slot, turn / kSlots % 2);
-  const int tile = bar->tile[slot];
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) mbarrier_arrive(bar->tile_empty + slot);
-  return uniform(tile);
-}
-
-enum class Gather { none, a, b };
-
-/// 64 rows of 64 kChunks columns by cp.async, as chunks side by side. Lane l of each warp knows which row of
-/// the matrix is row l (rows[0]) and l + 32 (rows[1]) of the tile; -1: zeros.
-template <int kChunks>
-DEVICE_INLINE void copy_rows(uint32_t tile, const nv_bf16* matrix, int columns, int column0,
-                             const int (&rows)[2]) {
-  constexpr int kVectors = 8 * kChunks, kStep = 128 / kVectors;
-  const int thread = static_cast<int>(threadIdx.x), vector = thread % kVectors, first = thread / kVectors;
-  const int column = column0 + vector * 8;
-  tile += static_cast<uint32_t>(vector / 8 * kChunkBytes);
-#pragma unroll
-  for (int i = 0; i < 64 / kStep; ++i) {
-    const int row = first + i * kStep;
-    const int from = __shfl_sync(kFullWarp, rows[i * kStep / 32], row % 32);
-    const bool inside = from >= 0 && column < columns;
-    cp_async_16(tile + swizzled(row, vector % 8),
-                matrix + (inside ? static_cast<int64_t>(from) * columns + column : 0), inside);
-  }
-}
-
-template <GroupedKind kKind, Gather kGather>
-struct Producer {
-  static constexpr bool kWeight = kKind == GroupedKind::backward_weight;
-  /// Whether all four warps copy, or one thread issues TMA copies for everything.
-  static constexpr bool kCopies = kWeight || kGather != Gather::none;
-  /// Arrivals at a full barrier.
-  static constexpr unsigned kArrivals = kCopies ? 5 : 1;
-  /// Warps that read each tile.
-  static constexpr unsigned kReaders = 4 * kConsumers + (kCopies ? 4 : 0);
-
-  const GroupedProduct& p;
-  const TensorMap *map_a, *map_b;
-  unsigned char* smem;
-  Barriers* bar;
-  Ring<kStages> ring = {}, published = {};
-  int unpublished = 0;
-
-  DEVICE_INLINE void publish() {
-    fence_proxy_async();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) mbarrier_arrive(bar->full + published.stage);
-    published.advance();
-  }
-
-  DEVICE_INLINE void publish_all() {
-    cp_async_wait<0>();
-    for (; unpublished > 0; --unpublished) publish();
-  }
-
-  /// By one thread: the TMA copies of a step.
-  DEVICE_INLINE void load(const GroupedTile& t, int k, bool with_a, bool with_b) {
-    unsigned char *a = smem + ring.stage * kStageBytes, *b = a + kABytes;
-    uint64_t* full = bar->full + ring.stage;
-    const unsigned bytes = (with_a ? kABytes : 0) + (with_b ? kBBytes : 0);
-    if (bytes == 0) return mbarrier_arrive(full);
-    mbarrier_arrive_expect_tx(full, bytes);
-    if (with_a) {
-      if constexpr (kWeight)
-        for (int c = 0; c < kRows / 64; ++c) tma_load_2d(a + c * kChunkBytes, map_a, full, t.m0 + c * 64, k);
-      else
-        tma_load_2d(a, map_a, full, k, t.m0);
-    }
-    if (!with_b) return;
-    if constexpr (kKind == GroupedKind::forward) {
-      tma_load_3d(b, map_b, full, k, t.n0, t.group);
-    } else {
-      for (int c = 0; c < kColumns / 64; ++c) {
-        if constexpr (kWeight)
-          tma_load_2d(b + c * kChunkBytes, map_b, full, t.n0 + c * 64, k);
-        else
-          tma_load_3d(b + c * kChunkBytes, map_b, full, t.n0 + c * 64, k, t.group);
-      }
-    }
-  }
-
-  DEVICE_INLINE int take() const { return static_cast<int>(gridDim.x) + atomicAdd(p.counter, 1); }
-  /// By one thread: the tile, or the next one taken that has something to sum or to overwrite; -1 behind the
-  /// last.
-  DEVICE_INLINE int with_steps(int tile) const {
-    for (const int tiles = num_tiles<kKind, kColumns>(p); tile < tiles; tile = take()) {
-      if constexpr (!kWeight) return tile;
-      const GroupedTile t = locate<kKind, kColumns>(p, tile);
-      if (p.overwrite || t.k0 < t.k_end) return tile;
-    }
-    return -1;
-  }
-
-  DEVICE_INLINE void run() {
-    const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-    const auto *a = static_cast<const nv_bf16*>(p.a), *b = static_cast<const nv_bf16*>(p.b);
-    int following = 0;
-    if (thread == 0) {  // the thread that hands tiles on
-      following = with_steps(static_cast<int>(blockIdx.x));
-      hand_on(bar, 0, following);
-    }
-    for (unsigned turn = 0;; ++turn) {
-      const int tile = kCopies ? next_tile(bar, turn) : following;
-      if (tile < 0) break;
-      if (thread == 0) following = with_steps(take());
-      const GroupedTile t = locate<kKind, kColumns>(p, tile);
-      int rows_of_a[8];  // rows thread / 8 + 16 i of the tile
-      if constexpr (kGather == Gather::a && !kWeight) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const int row = t.m0 + thread / 8 + 16 * i;
-          rows_of_a[i] = row < t.m_end ? p.a_index[row] : -1;
-        }
-      }
-      // Where every tile has a step, the steps not yet published are those of two tiles at most. With more,
-      // the consumers could wait for one of them, and this thread for the consumers to read a tile.
-      if constexpr (kWeight)
-        if (t.k0 >= t.k_end) publish_all();
-      if (thread == 0) hand_on(bar, turn + 1, following);
-      for (int k = t.k0; k < t.k_end; k += kDepth) {
-        const bool partial = kWeight && k + kDepth > t.k_end;
-        const bool load_a = kGather != Gather::a && !partial, load_b = kGather != Gather::b && !partial;
-        [[maybe_unused]] int gathered[2], straight[2];  // loaded before the wait
-        if constexpr (kWeight) {
-          const int* index = kGather == Gather::a ? p.a_index : p.b_index;
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const int row = k + lane + 32 * i;
-            straight[i] = row < t.k_end ? row : -1;
-            gathered[i] = kGather != Gather::none && row < t.k_end ? index[row] : -1;
-          }
-        }
-        mbarrier_wait(bar->empty + ring.stage, ring.phase ^ 1);
-        if (thread == 0) load(t, k, load_a, load_b);
-        if constexpr (kCopies) {
-          const uint32_t to_a = smem_addr(smem) + ring.stage * kStageBytes, to_b = to_a + kABytes;
-          if constexpr (kWeight) {
-            if (!load_a)
-              copy_rows<kRows / 64>(to_a, a, p.m, t.m0, kGather == Gather::a ? gathered : straight);
-            if (!load_b)
-              copy_rows<kColumns / 64>(to_b, b, p.n, t.n0, kGather == Gather::b ? gathered : straight);
-          } else {
-            const int column = k + thread % 8 * 8;
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-              const bool inside = rows_of_a[i] >= 0 && column < p.k;
-              cp_async_16(to_a + swizzled(thread / 8 + 16 * i, thread % 8),
-                          a + (inside ? static_cast<int64_t>(rows_of_a[i]) * p.k + column : 0), inside);
-            }
-          }
-          cp_async_commit();
-          if (unpublished == kLag) {
-            cp_async_wait<kLag>();
-            publish();
-          } else {
-            ++unpublished;
-          }
-        }
-        ring.advance();
-      }
-    }
-    if constexpr (kCopies) publish_all();
-  }
-};
+using namespace grouped;
 
 /// The threads of one consumer. Immediate ids: a register would make the compiler reserve all sixteen.
 DEVICE_INLINE void sync_consumer(int consumer) {
@@ -251,6 +58,8 @@ struct Consumer {
   const TensorMap* map_out;
   unsigned char *smem, *staging;
   Barriers* bar;
+  Pairs<kKind> pairs;
+  int rank;  // of the block in its cluster
   int consumer;
   int buffer = 0;  // of staging, for bf16
 
@@ -355,18 +164,24 @@ struct Consumer {
   }
 
   DEVICE_INLINE void run() {
-    const bool releases = threadIdx.x % 32 == 0;
+    const uint32_t others_empty = cluster_address(bar->empty, static_cast<unsigned>(rank) ^ 1);
+    // The own arrival first: so none of the other block's next round can come before it.
+    const auto release = [&](int stage) {
+      if (threadIdx.x % 32 != 0) return;
+      mbarrier_arrive(bar->empty + stage);
+      mbarrier_arrive_cluster(others_empty + static_cast<uint32_t>(stage) * sizeof(uint64_t));
+    };
     const uint32_t a = smem_addr(smem) + consumer * kChunkBytes, b = smem_addr(smem) + kABytes;
     Ring<kStages> ring;
     float acc[kColumns / 2];
     unsigned turn = 0;
     GroupedTile next = {};
-    int tile = next_tile(bar, turn++);
-    if (tile >= 0) next = locate<kKind, kColumns>(p, tile);
-    while (tile >= 0) {
+    int pair = next_pair(bar, turn++);
+    if (pair >= 0) next = pairs.locate(p, pair, rank);
+    while (pair >= 0) {
       const GroupedTile t = next;
-      tile = next_tile(bar, turn++);
-      if (tile >= 0) next = locate<kKind, kColumns>(p, tile);  // arrives under the products
+      pair = next_pair(bar, turn++);
+      if (pair >= 0) next = pairs.locate(p, pair, rank);  // arrives under the products
       const int steps = uniform((t.k_end - t.k0 + kDepth - 1) / kDepth);
       if constexpr (kWeight) {
         if (steps == 0) {
@@ -387,13 +202,13 @@ struct Consumer {
               step > 0 || kk > 0);
         wgmma_commit();
         wgmma_wait<1>();
-        if (step > 0 && releases) mbarrier_arrive(bar->empty + before);
+        if (step > 0) release(before);
         before = ring.stage;
         ring.advance();
       }
       wgmma_wait<0>();
       hold_registers(acc);
-      if (releases) mbarrier_arrive(bar->empty + before);
+      release(before);
       if constexpr (kWeight)
         add(t, acc);
       else
@@ -414,24 +229,28 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       mbarrier_init(bar->full + s, Loads::kArrivals);
-      mbarrier_init(bar->empty + s, 4 * kConsumers);
+      mbarrier_init(bar->empty + s, kPair * 4 * kConsumers);
     }
     for (int s = 0; s < kSlots; ++s) {
-      mbarrier_init(bar->tile_full + s, 1);
-      mbarrier_init(bar->tile_empty + s, Loads::kReaders);
+      mbarrier_init(bar->pair_full + s, 1);
+      mbarrier_init(bar->pair_empty + s, Loads::kReaders);
     }
     fence_mbarrier_init();
   }
-  __syncthreads();
+  cluster_sync();
+  const int rank = static_cast<int>(cluster_rank());
+  const Pairs<kKind> pairs(p);
   const int group = uniform(static_cast<int>(threadIdx.x) / 128);
   if (group == 0) {
     setmaxnreg_dec<kProducerRegisters>();
-    if (Loads::kCopies || threadIdx.x == 0) Loads{p, &map_a, &map_b, smem, bar}.run();
+    if (Loads::kCopies || threadIdx.x == 0) Loads{p, &map_a, &map_b, smem, bar, pairs, rank}.run();
   } else {
     setmaxnreg_inc<kConsumerRegisters>();
     unsigned char* staging = smem + kStaging + (group - 1) * kStagingBytes;
-    Consumer<kKind>{p, &map_out, smem, staging, bar, group - 1}.run();
+    Consumer<kKind>{p, &map_out, smem, staging, bar, pairs, rank, group - 1}.run();
   }
+  __syncwarp();
+  cluster_sync();  // the other block may still arrive here
 }
 
 template <GroupedKind kKind, Gather kGather>
@@ -442,7 +261,7 @@ void run(Context& ctx, const GroupedProduct& p) {
     a = kWeight ? make_tensor_map_2d("dy of groups", p.a, p.a_rows, p.m, p.m, kDepth, 64)
                 : make_tensor_map_2d("rows of groups", p.a, p.a_rows, p.k, p.k, kRows, kDepth);
   if (kKind == GroupedKind::forward)
-    b = make_tensor_map_3d("weights of groups", p.b, p.groups, p.n, p.k, 1, kColumns, kDepth);
+    b = make_tensor_map_3d("weights of groups", p.b, p.groups, p.n, p.k, 1, kColumns / kPair, kDepth);
   else if (kKind == GroupedKind::backward_input)
     b = make_tensor_map_3d("weights of groups", p.b, p.groups, p.k, p.n, 1, kDepth, 64);
   else if (kGather != Gather::b)
@@ -451,9 +270,13 @@ void run(Context& ctx, const GroupedProduct& p) {
     out = make_tensor_map_3d("gradient of weights of groups", p.out, p.groups, p.m, p.n, 1, 64, 32, MapElement::f32);
   else
     out = make_tensor_map_2d("products of groups", p.out, p.rows, p.n, p.n, 64, 64);
-  const int64_t blocks = std::min<int64_t>(max_tiles<kKind>(p, kColumns), num_multiprocessors(ctx));
-  const LaunchConfig config = {
-      .grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(kThreads), .smem = kSmemBytes};
+  // Multiprocessors of a GPU come in pairs, which clusters of two fill.
+  const int64_t clusters =
+      std::min<int64_t>(max_pairs<kKind>(p), std::max(num_multiprocessors(ctx) / static_cast<int>(kPair), 1));
+  const LaunchConfig config = {.grid = dim3(static_cast<unsigned>(clusters) * kPair),
+                               .block = dim3(kThreads),
+                               .smem = kSmemBytes,
+                               .cluster = dim3(kPair)};
   launch(ctx, "grouped_linear_hopper", config, grouped_linear_hopper_kernel<kKind, kGather>, p, a, b, out);
 }
 

@@ -142,6 +142,19 @@ void mbar_expect_tx(uint64_t* barrier, unsigned bytes, Site site) {
   view(barrier).transfer_bytes += static_cast<int>(bytes);
 }
 
+void store_async(uint32_t to, int value, uint32_t barrier, Site site) {
+  constexpr unsigned kOffset = 24;
+  if (to % sizeof value) fail_at(site, "st.async: misaligned address %u", to);
+  if (to >> kOffset != barrier >> kOffset) fail_at(site, "st.async: the barrier is not in the same block");
+  auto* b = static_cast<uint64_t*>(from_cluster(barrier, site));
+  mbarrier_check(b, site);
+  void* place = from_cluster(to, site);
+  san::writes(place, sizeof value);
+  san::release(mbarrier_sync_key(b));
+  san::copy(place, &value, sizeof value);
+  mbarrier_complete_tx(*self().group, b, sizeof value);
+}
+
 void mbar_wait(uint64_t* barrier, unsigned parity, Site site) {
   mbarrier_check(barrier, site);
   Thread& t = self();

@@ -275,6 +275,8 @@ void open_shared_memory(Block& block, size_t dynamic_bytes);
 void check_shared_gaps(Block& block);
 /// The host address of `bytes` at a shared address of this block; fails if it is out of bounds.
 char* shared_range(uint32_t address, size_t bytes, const char* what, Site site);
+/// The block of this rank in the cluster; fails if its shared memory is gone because it has ended.
+Block& block_in_cluster(unsigned rank, Site site);
 
 // ---- async.cpp, tma.cpp, wgmma.cpp
 void check_global_range(const void* p, size_t bytes, const char* what, Site site);

@@ -133,6 +133,11 @@ void* dyn_smem(size_t alignment);
 uint32_t to_shared(const void* p);
 void* from_shared(uint32_t address);
 void* map_shared_rank(const void* p, unsigned rank);
+/// A variable of this or another block of the cluster: the number of the block, from 1, in the highest byte.
+uint32_t to_cluster(const void* p, unsigned rank);
+void* from_cluster(uint32_t address, Site site);
+/// Four bytes into a block of the cluster, as a transfer for a barrier of the same block.
+void store_async(uint32_t to, int value, uint32_t barrier, Site site);
 
 // ---- matrices of a warp
 void ldmatrix(uint32_t* registers, uint32_t address, int matrices, bool transposed, Site site);
@@ -161,6 +166,8 @@ struct TMap {
 constexpr uint32_t kTensorMapMagic = 0x7a3d5eed;
 void tma_load(void* dst, const TMap* map, uint64_t* barrier, const int* coordinates, int rank,
               Site site = Site::cur());
+void tma_load_multicast(void* dst, const TMap* map, uint64_t* barrier, const int* coordinates, int rank,
+                        unsigned blocks, Site site = Site::cur());
 void tma_store(const TMap* map, const void* src, const int* coordinates, int rank, Site site = Site::cur());
 /// Elements of 4 bytes are f32.
 void tma_add(const TMap* map, const void* src, const int* coordinates, int rank, Site site = Site::cur());

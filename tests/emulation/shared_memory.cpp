@@ -148,6 +148,24 @@ void* map_shared_rank(const void* p, unsigned rank) {
   return other.window + to_shared(p);
 }
 
+Block& block_in_cluster(unsigned rank, Site site) {
+  const Group& g = *self().group;
+  if (rank >= g.block_count) fail_at(site, "block %u of a cluster of %u", rank, g.block_count);
+  if (g.blocks[rank]->live == 0)
+    fail_at(site, "shared memory of block %u of the cluster, which has ended", rank);
+  return *g.blocks[rank];
+}
+
+constexpr unsigned kClusterShift = 24;
+
+uint32_t to_cluster(const void* p, unsigned rank) { return (rank + 1) << kClusterShift | to_shared(p); }
+
+void* from_cluster(uint32_t address, Site site) {
+  if (address >> kClusterShift == 0) fail_at(site, "%u is no address in the cluster", address);
+  const uint32_t offset = address & ((1u << kClusterShift) - 1);
+  return block_in_cluster((address >> kClusterShift) - 1, site).window + offset;
+}
+
 char* shared_range(uint32_t address, size_t bytes, const char* what, Site site) {
   Thread& t = self();
   Block& b = *t.block;

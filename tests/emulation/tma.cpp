@@ -182,23 +182,45 @@ AsyncAgent::~AsyncAgent() {
 
 void fence_proxy_async() { san::release(&self().block->proxy_sync); }
 
-void tma_load(void* dst, const TMap* map, uint64_t* barrier, const int* coordinates, int rank, Site site) {
+namespace {
+
+/// Into this block or, where of_cluster, into every block of the cluster whose bit is set.
+void queue_load(void* dst, const TMap* map, uint64_t* barrier, const int* coordinates, int rank,
+                bool of_cluster, unsigned blocks, Site site) {
   Thread& t = self();
   check_map(*map, rank, site);
   check_tile(*map, dst, site);
-  mbarrier_check(barrier, site);
   ++t.group->stats.tma;
   Transfer o = transfer(*map, dst, coordinates, t);
   o.kind = Transfer::load;
-  o.barrier = barrier;
   note_global(o, site);
-  // The write is attributed to the issuing thread; threads that wait for the barrier, and the engines, are
-  // ordered after it.
-  san::writes(dst, o.bytes);
-  san::release(mbarrier_sync_key(barrier));
-  san::release(&t.block->proxy_sync);
-  san::set(dst, kPoison, o.bytes);
-  t.group->transfers.push_back(o);
+  const ptrdiff_t to = static_cast<char*>(dst) - t.smem, ready = reinterpret_cast<char*>(barrier) - t.smem;
+  for (unsigned r = 0; blocks >> r; ++r) {
+    if (!(blocks >> r & 1u)) continue;
+    o.block = of_cluster ? &block_in_cluster(r, site) : t.block;
+    o.smem = o.block->window + to;
+    o.barrier = reinterpret_cast<uint64_t*>(o.block->window + ready);
+    mbarrier_check(o.barrier, site);
+    // The write is attributed to the issuing thread; threads that wait for the barrier, and the engines, are
+    // ordered after it.
+    san::writes(o.smem, o.bytes);
+    san::release(mbarrier_sync_key(o.barrier));
+    san::release(&o.block->proxy_sync);
+    san::set(o.smem, kPoison, o.bytes);
+    t.group->transfers.push_back(o);
+  }
+}
+
+}  // namespace
+
+void tma_load(void* dst, const TMap* map, uint64_t* barrier, const int* coordinates, int rank, Site site) {
+  queue_load(dst, map, barrier, coordinates, rank, false, 1, site);
+}
+
+void tma_load_multicast(void* dst, const TMap* map, uint64_t* barrier, const int* coordinates, int rank,
+                        unsigned blocks, Site site) {
+  if (blocks == 0 || blocks > 0xffff) fail_at(site, "TMA: multicast to the blocks of mask %#x", blocks);
+  queue_load(dst, map, barrier, coordinates, rank, true, blocks, site);
 }
 
 void complete_transfer(Group& g, unsigned index) {

@@ -135,6 +135,10 @@ OpFamily grouped_linear_cases() {
   all({{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, 16, 24, 1, 50});  // many groups in what would be one tile
   all({{70, 200}, 8, 520});                                       // many steps of the contraction
   all({{70, 330}, 520, 8, 0, 40});
+  // Of odd numbers of tiles, so that those that a cluster computes at once are of two groups, or of two
+  // columns.
+  all({{300, 1, 0, 129, 257}, 384, 520, 0, 90});
+  all({{129, 128, 1}, 128, 264});
   all({{0, 0}, 16, 16, 5});      // no rows in any group
   all({{0}, 16, 16});            // no rows at all
   Shape many{{}, 8, 16, 3, 20};  // more groups than the plan takes in a round
