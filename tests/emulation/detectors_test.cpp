@@ -268,6 +268,42 @@ TEST_CASE("TMA: the rules of tensor maps, tiles and byte counts are kept", "[det
   CHECK_REPORTS("adds f32, not elements of 2 bytes", launch(shape(1, 32, 8192), adds_tile, good));
 }
 
+enum class ClusterFault { none, ends_early, starts_late, block_outside, no_address };
+
+/// Each block of a cluster arrives at the other's barrier.
+__global__ void meets_other_block(ClusterFault fault) {
+  DYN_SMEM(uint64_t, barrier, 16);
+  if (threadIdx.x == 0) mbarrier_init(barrier, 1);
+  if (fault != ClusterFault::starts_late) cluster_sync();
+  const unsigned other = fault == ClusterFault::block_outside ? 2 : cluster_rank() ^ 1;
+  if (threadIdx.x == 0)
+    mbarrier_arrive_cluster(fault == ClusterFault::no_address ? smem_addr(barrier)
+                                                              : cluster_address(barrier, other));
+  if (fault == ClusterFault::ends_early && cluster_rank() == 1) return;
+  if (fault == ClusterFault::ends_early) {
+    for (int i = 0; i < 100; ++i) emu::yield();
+    mbarrier_arrive_cluster(cluster_address(barrier, other));
+    return;
+  }
+  mbarrier_wait(barrier, 0);
+  cluster_sync();
+}
+
+TEST_CASE("Clusters: blocks are there, from their first barrier to their end", "[detectors]") {
+  const auto run = [](ClusterFault f) {
+    return error_of([&] {
+      emu::LaunchParams p = shape(2, 32, 16);
+      p.cluster = dim3(2);
+      launch(p, meets_other_block, f);
+    });
+  };
+  CHECK(run(ClusterFault::none).empty());
+  CHECK_THAT(run(ClusterFault::ends_early), Contains("block 1 of the cluster, which has ended"));
+  CHECK_THAT(run(ClusterFault::starts_late), Contains("before its initialisation"));
+  CHECK_THAT(run(ClusterFault::block_outside), Contains("block 2 of a cluster of 2"));
+  CHECK_THAT(run(ClusterFault::no_address), Contains("is no address in the cluster"));
+}
+
 __global__ void adds_to(float* to, int offset, unsigned bytes) {
   DYN_SMEM(float, smem, 128);
   for (int i = 0; i < 64; ++i) smem[i] = 1;

@@ -2,6 +2,7 @@
 // Runs a conformance kernel and fetches its output, on a GPU or under emulation. For .cu files only.
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 #include <vector>
 
 #include "common/ptx.cuh"
@@ -38,22 +39,29 @@ class Words {
   size_t n_;
 };
 
-/// cluster: as many blocks as the kernel says by __cluster_dims__.
+/// Clusters of so many blocks.
 template <class... P, class... A>
 void run_in_clusters(unsigned cluster, void (*kernel)(P...), unsigned blocks, unsigned threads, size_t smem,
                      A&&... args) {
 #ifdef SLUICE_EMULATION
   emu::LaunchParams params;
-  params.grid = dim3(blocks), params.block = dim3(threads), params.dyn_smem = smem;
-  params.cluster = dim3(cluster), params.name = "conformance";
+  params.grid = dim3(blocks), params.block = dim3(threads), params.cluster = dim3(cluster),
+  params.dyn_smem = smem, params.name = "conformance";
   emu::launch(params, kernel, static_cast<P>(args)...);
 #else
   require(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(smem)),
           "cudaFuncSetAttribute");
-  // clang-format off
-  kernel<<<blocks, threads, smem>>>(static_cast<P>(args)...);
-  // clang-format on
-  require(cudaGetLastError(), "launch");
+  cudaLaunchConfig_t config = {};
+  cudaLaunchAttribute attribute[1];
+  config.gridDim = dim3(blocks), config.blockDim = dim3(threads), config.dynamicSmemBytes = smem;
+  config.attrs = attribute;
+  if (cluster > 1) {
+    attribute[0].id = cudaLaunchAttributeClusterDimension;
+    attribute[0].val.clusterDim.x = cluster;
+    attribute[0].val.clusterDim.y = attribute[0].val.clusterDim.z = 1;
+    config.numAttrs = 1;
+  }
+  require(cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...), "launch");
 #endif
 }
 template <class... P, class... A>

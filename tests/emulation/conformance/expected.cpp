@@ -175,6 +175,25 @@ Dump store_box(const char* name, const Box& box) {
   return {name, words_of(tensor)};
 }
 
+/// Both blocks have both boxes; the second one begins at column 0.
+Dump load_both(const char* name, Box box) {
+  std::vector<uint32_t> words = load_box(name, box).words;
+  box.x = 0;
+  const std::vector<uint32_t> second = load_box(name, box).words;
+  words.insert(words.end(), second.begin(), second.end());
+  Dump dump{name, words};
+  dump.words.insert(dump.words.end(), words.begin(), words.end());
+  return dump;
+}
+
+Dump sent() {
+  Dump dump{"store_async, mbarrier_arrive_cluster", {}};
+  for (uint32_t rank = 0; rank < 2; ++rank)
+    for (uint32_t turn = 0; turn < 4; ++turn)
+      dump.words.insert(dump.words.end(), 64, 100 * (rank ^ 1) + turn);
+  return dump;
+}
+
 /// A box of f32: element i of shared memory is stored as i, then i, 2 i, 3 i and 4 i are added.
 Dump add_box() {
   Box box = kPlanesBox;
@@ -247,6 +266,9 @@ std::vector<Dump> expected() {
                              store_box("tma_store_2d", kMatrixBox),
                              store_box("tma_store_3d", kPlanesBox),
                              add_box(),
+                             load_both("tma_load_2d_multicast", kMatrixBox),
+                             load_both("tma_load_3d_multicast", kPlanesBox),
+                             sent(),
                              bulk(),
                              exchange(),
                              elected()};

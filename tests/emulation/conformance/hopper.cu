@@ -130,6 +130,77 @@ Dump store_3d_dump() {
   return {"tma_store_3d", tensor.host()};
 }
 
+// ---- clusters of two blocks
+
+/// Each block loads one of two boxes, side by side in shared memory, for both.
+template <int kRank>
+__global__ void load_box_for_both(uint32_t* out, const __grid_constant__ TensorMap map, unsigned bytes) {
+  DYN_SMEM(uint32_t, boxes, 1024);
+  STATIC_SMEM(uint64_t, barrier, [1]);
+  if (threadIdx.x == 0) {
+    mbarrier_init(barrier, 1);
+    fence_mbarrier_init();
+  }
+  cluster_sync();
+  const unsigned rank = cluster_rank();
+  if (threadIdx.x == 0) {
+    fence_proxy_async();
+    mbarrier_arrive_expect_tx(barrier, 2 * bytes);
+    const int x = rank == 0 ? (kRank == 2 ? kBoxX : 24) : 0;
+    if constexpr (kRank == 2)
+      tma_load_2d_multicast(boxes + rank * bytes / 4, &map, barrier, x, kBoxY, 3);
+    else
+      tma_load_3d_multicast(boxes + rank * bytes / 4, &map, barrier, x, 8, 2, 3);
+  }
+  __syncthreads();
+  mbarrier_wait(barrier, 0);
+  for (unsigned i = threadIdx.x; i < 2 * bytes / 4; i += blockDim.x) out[rank * 2 * bytes / 4 + i] = boxes[i];
+  cluster_sync();
+}
+
+template <int kRank>
+Dump load_for_both_dump() {
+  constexpr unsigned kBytes = kRank == 2 ? kBoxBytes : kPlaneBoxBytes;
+  const Words tensor(
+      moved_words(kRank == 2 ? kTensorRows * kTensorColumns : kPlanes * kPlaneRows * kPlaneColumns)),
+      out(kBytes);
+  run_in_clusters(2, load_box_for_both<kRank>, 2, 128, 2 * kBytes, out.get(),
+               kRank == 2 ? matrix_map(tensor) : planes_map(tensor), kBytes);
+  return {kRank == 2 ? "tma_load_2d_multicast" : "tma_load_3d_multicast", out.host()};
+}
+
+/// Four turns, in which each block sends a number to the other, which lets it send the next one.
+__global__ void send_to_other(uint32_t* out) {
+  STATIC_SMEM(uint64_t, barriers, [2]);
+  STATIC_SMEM(int, number, [1]);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; ++i) mbarrier_init(barriers + i, 1);
+    fence_mbarrier_init();
+  }
+  cluster_sync();
+  const unsigned rank = cluster_rank(), other = rank ^ 1;
+  for (unsigned turn = 0; turn < 4; ++turn) {
+    if (threadIdx.x == 0) {
+      mbarrier_wait(barriers + 1, (turn & 1) ^ 1);
+      const uint32_t arrived = cluster_address(barriers, other);
+      mbarrier_arrive_expect_tx_cluster(arrived, 4);
+      store_async(cluster_address(number, other), static_cast<int>(100 * rank + turn), arrived);
+    }
+    __syncthreads();
+    mbarrier_wait(barriers, turn & 1);
+    out[(rank * 4 + turn) * blockDim.x + threadIdx.x] = static_cast<uint32_t>(number[0]);
+    __syncthreads();
+    if (threadIdx.x == 0) mbarrier_arrive_cluster(cluster_address(barriers + 1, other));
+  }
+  cluster_sync();
+}
+
+Dump send_dump() {
+  const Words out(2 * 4 * 64);
+  run_in_clusters(2, send_to_other, 2, 64, 0, out.get());
+  return {"store_async, mbarrier_arrive_cluster", out.host()};
+}
+
 // ---- TMA of f32: a box is stored, then four blocks add to it
 
 __global__ void store_or_add_floats(const __grid_constant__ TensorMap map, bool add) {
@@ -184,7 +255,7 @@ Dump bulk_dump() {
 struct alignas(8) Pair {
   float a, b;
 };
-__global__ void __cluster_dims__(4) exchange(float* out) {
+__global__ void exchange(float* out) {
   STATIC_SMEM(Pair, from, [4]);
   const unsigned rank = blockIdx.x % 4;
   cluster_sync();
@@ -322,6 +393,9 @@ std::vector<Dump> run_hopper() {
                              store_2d_dump(),
                              store_3d_dump(),
                              add_3d_dump(),
+                             load_for_both_dump<2>(),
+                             load_for_both_dump<3>(),
+                             send_dump(),
                              bulk_dump(),
                              exchange_dump(),
                              elect_dump()};
