@@ -364,7 +364,8 @@ DEVICE_INLINE void tma_store_3d(const TensorMap* map, const void* src, int x, in
 }
 DEVICE_INLINE void tma_add_3d(const TensorMap* map, const void* src, int x, int y, int z) {
   asm volatile(
-      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2,%3,%4}], [%1];" ::"l"(map),
+      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2,%3,%4}], [%1];" ::"l"(
+          map),
       "r"(smem_addr(src)), "r"(x), "r"(y), "r"(z)
       : "memory");
 }

@@ -21,8 +21,8 @@
 // consumers of both have released it. Their bits are those of blocks that work alone.
 //
 // A cluster's first pair is that of its index, the others come from a counter: blocks that wait for their
-// multiprocessors, because a collective runs there, or that had long groups, take fewer of them. The thread of
-// the first block that issues copies fetches the next pair when it begins one, and hands it on to both.
+// multiprocessors, because a collective runs there, or that had long groups, take fewer of them. The thread
+// of the first block that issues copies fetches the next pair when it begins one, and hands it on to both.
 //
 // backward_weight contracts over rows, along which neither operand is contiguous: wgmma takes both as they
 // lie (Major::mn). TMA adds its sums to dw, or overwrites it, each element once: nothing depends on an order.
@@ -123,7 +123,8 @@ struct Consumer {
   DEVICE_INLINE void add(const GroupedTile& t, const float (&acc)[kColumns / 2]) {
     const int lane = thread() % 32, warp = thread() / 32;
     const bool odd = lane / 4 % 2;
-    const int at = static_cast<int>(swizzled(warp * 16 + lane / 4, lane % 4 / 2 ^ (odd ? 4 : 0))) + lane % 2 * 8;
+    const int at =
+        static_cast<int>(swizzled(warp * 16 + lane / 4, lane % 4 / 2 ^ (odd ? 4 : 0))) + lane % 2 * 8;
 #pragma unroll
     for (int c = 0; c < kColumns / 32; ++c) {
       const int column0 = t.n0 + c * 32;
@@ -137,9 +138,9 @@ struct Consumer {
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
             const int even_at = c * 16 + i * 4 + 2 * r, odd_at = c * 16 + (i ^ 2) * 4 + 2 * r;
-            store_vec<2>(reinterpret_cast<float*>(from + (at ^ i * 32) + r * 8 * 128),
-                         Vec<float, 2>{{odd ? acc[odd_at] : acc[even_at],
-                                        odd ? acc[odd_at + 1] : acc[even_at + 1]}});
+            store_vec<2>(
+                reinterpret_cast<float*>(from + (at ^ i * 32) + r * 8 * 128),
+                Vec<float, 2>{{odd ? acc[odd_at] : acc[even_at], odd ? acc[odd_at + 1] : acc[even_at + 1]}});
           }
         fence_proxy_async();
         sync_consumer(consumer);
@@ -159,8 +160,7 @@ struct Consumer {
     sync_consumer(consumer);
     if (thread() != 0) return;
 #pragma unroll 1
-    for (int column0 = t.n0; column0 < min(t.n0 + kColumns, p.n); column0 += 32)
-      send(t, staging, column0);
+    for (int column0 = t.n0; column0 < min(t.n0 + kColumns, p.n); column0 += 32) send(t, staging, column0);
   }
 
   DEVICE_INLINE void run() {
@@ -267,7 +267,8 @@ void run(Context& ctx, const GroupedProduct& p) {
   else if (kGather != Gather::b)
     b = make_tensor_map_2d("x of groups", p.b, p.b_rows, p.n, p.n, kDepth, 64);
   if (kWeight)
-    out = make_tensor_map_3d("gradient of weights of groups", p.out, p.groups, p.m, p.n, 1, 64, 32, MapElement::f32);
+    out = make_tensor_map_3d("gradient of weights of groups", p.out, p.groups, p.m, p.n, 1, 64, 32,
+                             MapElement::f32);
   else
     out = make_tensor_map_2d("products of groups", p.out, p.rows, p.n, p.n, 64, 64);
   // Multiprocessors of a GPU come in pairs, which clusters of two fill.

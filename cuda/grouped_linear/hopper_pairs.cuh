@@ -2,11 +2,11 @@
 // Pairs of tiles of grouped products on Hopper, which the two blocks of a cluster compute at the same time:
 // which they are, and how both blocks learn of the next one; the layout of shared memory.
 //
-// Where both tiles are of the same group and columns, they multiply by the same b. Pairs are neighbours of the
-// list of row tiles, in the same columns; or of a group's weight, column by column: at a group's odd end a pair
-// has tiles of two groups, or of two columns, which share nothing. Either way both have as many steps, and no
-// block idles but for a tile at the very end of the list, or of a weight with an odd number of tiles: there the
-// second block computes a tile without rows or columns.
+// Where both tiles are of the same group and columns, they multiply by the same b. Pairs are neighbours of
+// the list of row tiles, in the same columns; or of a group's weight, column by column: at a group's odd end
+// a pair has tiles of two groups, or of two columns, which share nothing. Either way both have as many steps,
+// and no block idles but for a tile at the very end of the list, or of a weight with an odd number of tiles:
+// there the second block computes a tile without rows or columns.
 #include "attention/hopper_common.cuh"
 #include "grouped_linear/kernels.cuh"
 
@@ -47,7 +47,8 @@ struct Pairs {
   int count;
 
   DEVICE_INLINE explicit Pairs(const GroupedProduct& p)
-      : columns((p.n + kColumns - 1) / kColumns), rows(kWeight ? (p.m + kRows - 1) / kRows : p.row_tiles[0].x) {
+      : columns((p.n + kColumns - 1) / kColumns),
+        rows(kWeight ? (p.m + kRows - 1) / kRows : p.row_tiles[0].x) {
     of_group = (rows * columns + 1) / 2;
     count = kWeight ? p.groups * of_group : (rows + 1) / 2 * columns;
   }
@@ -73,8 +74,7 @@ struct Pairs {
 template <GroupedKind kKind>
 int64_t max_pairs(const GroupedProduct& p) {
   const int64_t columns = blocks_for(p.n, kColumns);
-  if (kKind == GroupedKind::backward_weight)
-    return p.groups * ((blocks_for(p.m, kRows) * columns + 1) / 2);
+  if (kKind == GroupedKind::backward_weight) return p.groups * ((blocks_for(p.m, kRows) * columns + 1) / 2);
   return (max_row_tiles(p) + 1) / 2 * columns;
 }
 

@@ -6,7 +6,8 @@ Emulation cannot see the order of instructions. Checked for every kernel with pr
   softmax_cluster: a row comes to shared memory (LDGSTS), and no vector of it (LDG of 128 bits) is read from memory once more;
   attention forward: the exponentials of a key tile stand between the wait for its scores and the wait for the products that they are
   to overlap with;
-  attention: as many products as its loops are written with.
+  attention: as many products as its loops are written with;
+  grouped products: no fence of the whole GPU but those of the two barriers of a cluster, and multicast where b comes by TMA.
 Needs cuobjdump and nvdisasm: those of the CUDA toolkit, or of $SLUICE_CUOBJDUMP. Without them nothing is checked, which is said.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 
 # Products of the kernel at head_dim 64 and 128: of all its loops, unrolled.
 PRODUCTS = {"attention_forward_kernel": (24, 32), "attention_backward_kernel": (24, 32)}
+CLUSTER_BARRIERS = 2  # of grouped products: at the start and at the end
 EXPONENTIALS = 60  # of a thread's 64 scores, a few of which ptxas may move
 
 
@@ -56,6 +58,15 @@ def problems(name: str, code: list[str]) -> list[str]:
             found.append("no asynchronous copy of the row")
         if any(re.search(r"\bLDG\.\S*128\b", i) for i in code):
             found.append("reads vectors of the row a second time")
+    if "grouped_linear_hopper_kernel" in name:
+        fences = sum("MEMBAR" in i and ".GPU" in i for i in code)
+        if fences > CLUSTER_BARRIERS:
+            found.append(
+                f"{fences} fences of the whole GPU, where {CLUSTER_BARRIERS} barriers of a cluster have one each"
+            )
+        gathers_b = "GatherE2" in name
+        if any("UTMALDG" in i and "MULTICAST" in i for i in code) == gathers_b:
+            found.append("multicast of a gathered b" if gathers_b else "b is not multicast")
     if "attention_forward_kernel" in name:
         waits = [(at, i) for at, i in enumerate(code) if "WARPGROUP.DEPBAR" in i]
         pairs = [(a, b) for (a, i), (b, j) in zip(waits, waits[1:]) if "gsb0, 0x1" in i and "gsb0, 0x0" in j]
