@@ -299,7 +299,7 @@ TEST_CASE("Clusters: blocks are there, from their first barrier to their end", "
   };
   CHECK(run(ClusterFault::none).empty());
   CHECK_THAT(run(ClusterFault::ends_early), Contains("block 1 of the cluster, which has ended"));
-  CHECK_THAT(run(ClusterFault::starts_late), Contains("before its initialisation"));
+  CHECK_THAT(run(ClusterFault::starts_late), Contains("block 1 of the cluster, which has not begun"));
   CHECK_THAT(run(ClusterFault::block_outside), Contains("block 2 of a cluster of 2"));
   CHECK_THAT(run(ClusterFault::no_address), Contains("is no address in the cluster"));
 }
@@ -402,39 +402,6 @@ TEST_CASE("global memory: access to an unmapped page fails the kernel, not the p
     CHECK_REPORTS("outside of every allocation", launch(shape(1, 1), reads_at, x.get() + 64, out.get()));
     CHECK_REPORTS("kernel test, block (0,0,0)", launch(shape(1, 1), reads_at, nullptr, out.get()));
   }
-}
-
-// ---- clusters
-
-/// Block 0 writes into block 1.
-__global__ void reach_over(bool waits_for_begin, bool waits_for_end) {
-  STATIC_SMEM(int, word, [1]);
-  if (waits_for_begin) emu::cluster_sync(emu::Site::cur());
-  if (blockIdx.x == 0) {
-    for (int i = 0; i < 100; ++i) emu::yield();
-    *static_cast<int*>(emu::map_shared_rank(word, 1)) = 1;
-  }
-  if (waits_for_end) emu::cluster_sync(emu::Site::cur());
-}
-
-TEST_CASE("clusters: memory of a block that does not run", "[detectors]") {
-  emu::LaunchParams p = shape(2, 1);
-  p.cluster = dim3(2);
-  CHECK(error_of([&] { launch(p, reach_over, true, true); }).empty());
-  CHECK_REPORTS("block 1 of the cluster, which has returned", launch(p, reach_over, true, false));
-  CHECK_REPORTS("which has returned", launch(p, reach_over, false, false));
-}
-
-__global__ void reach_first() {
-  STATIC_SMEM(int, word, [1]);
-  if (blockIdx.x == 0) *static_cast<int*>(emu::map_shared_rank(word, 1)) = 1;
-  emu::cluster_sync(emu::Site::cur());
-}
-
-TEST_CASE("clusters: memory of a block that has not begun", "[detectors]") {
-  emu::LaunchParams p = shape(2, 1);
-  p.cluster = dim3(2);
-  CHECK_REPORTS("block 1 of the cluster, which has not begun", launch(p, reach_first));
 }
 
 // ---- launches

@@ -67,11 +67,16 @@ TEST_CASE("block barriers wait for all threads and count predicates", "[emulatio
   });
 }
 
+void* in_block(const void* p, unsigned rank) {
+  const emu::Site site = emu::Site::cur();
+  return emu::from_cluster(emu::to_cluster(p, rank), site);
+}
+
 __global__ void swap_in_cluster(int* out) {
   STATIC_SMEM(int, mine, [32]);
   mine[threadIdx.x] = static_cast<int>(blockIdx.x * 100 + threadIdx.x);
   emu::cluster_sync(emu::Site::cur());
-  const int* theirs = static_cast<const int*>(emu::map_shared_rank(mine, emu::g_cur->crank ^ 1));
+  const int* theirs = static_cast<const int*>(in_block(mine, emu::g_cur->crank ^ 1));
   out[blockIdx.x * 32 + threadIdx.x] = theirs[threadIdx.x];
   emu::cluster_sync(emu::Site::cur());
 }

@@ -132,7 +132,6 @@ void* static_smem(const void* tag, size_t size, size_t alignment);
 void* dyn_smem(size_t alignment);
 uint32_t to_shared(const void* p);
 void* from_shared(uint32_t address);
-void* map_shared_rank(const void* p, unsigned rank);
 /// A variable of this or another block of the cluster: the number of the block, from 1, in the highest byte.
 uint32_t to_cluster(const void* p, unsigned rank);
 void* from_cluster(uint32_t address, Site site);

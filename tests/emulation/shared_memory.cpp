@@ -136,24 +136,15 @@ uint32_t to_shared(const void* p) {
 
 void* from_shared(uint32_t address) { return self().smem + address; }
 
-void* map_shared_rank(const void* p, unsigned rank) {
-  const Group& g = *self().group;
-  if (rank >= g.block_count) fail("map_shared_rank: rank %u of a cluster of %u", rank, g.block_count);
-  const Block& other = *g.blocks[rank];
-  if (other.live == 0) fail("the shared memory of block %u of the cluster, which has returned", rank);
-  const Thread* const threads = other.threads;
-  if (std::all_of(threads, threads + other.thread_count,
-                  [](const Thread& t) { return t.state == ThreadState::fresh; }))
-    fail("the shared memory of block %u of the cluster, which has not begun", rank);
-  return other.window + to_shared(p);
-}
-
 Block& block_in_cluster(unsigned rank, Site site) {
   const Group& g = *self().group;
   if (rank >= g.block_count) fail_at(site, "block %u of a cluster of %u", rank, g.block_count);
-  if (g.blocks[rank]->live == 0)
-    fail_at(site, "shared memory of block %u of the cluster, which has ended", rank);
-  return *g.blocks[rank];
+  Block& block = *g.blocks[rank];
+  if (block.live == 0) fail_at(site, "shared memory of block %u of the cluster, which has ended", rank);
+  if (std::all_of(block.threads, block.threads + block.thread_count,
+                  [](const Thread& t) { return t.state == ThreadState::fresh; }))
+    fail_at(site, "shared memory of block %u of the cluster, which has not begun", rank);
+  return block;
 }
 
 constexpr unsigned kClusterShift = 24;
