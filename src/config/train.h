@@ -75,10 +75,8 @@ struct TrainConfig {
       "on a GPU: use only kernels with a deterministic reduction order; false is faster");
     f("matmul_algorithm", matmul_algorithm,
       "on a GPU: of cuBLASLt's algorithms for a matrix product, the fastest when timed before the first "
-      "step, kept in "
-      "RUN/matmul_algorithms.json (copied into a new run's folder, it gives that run the same bits), or the "
-      "one that "
-      "the library's heuristic prefers");
+      "step, kept in RUN/matmul_algorithms.json (copied into a new run's folder, it gives that run the same "
+      "bits), or the one that the library's heuristic prefers, as always with parallel.determinism: exact");
     f("precision", precision,
       "storage of weights and activations; bf16 keeps f32 master weights; f64 is for checks");
     f("recompute", recompute, "activations that backward recomputes instead of storing them");

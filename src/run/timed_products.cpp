@@ -37,8 +37,7 @@ std::vector<CardAlgorithms> kept(const std::string& path, const ProductCard& car
         !cards.empty())
       spdlog::warn(
           "{} has algorithms for {}, but not for {}: matrix products are timed anew, and losses may differ "
-          "in "
-          "their last bits",
+          "in their last bits",
           path, cards.back().card.text(), card.text());
     return cards;
   } catch (const Error& error) {
@@ -88,7 +87,9 @@ TimedProducts look_up_or_time(const RunFolder& folder, const std::set<GpuProduct
 
 TimedProducts choose_algorithms(const RunFolder* folder, const Config& config,
                                 const std::set<GpuProduct>& products, Communicator& ranks) {
-  if (config.train.matmul_algorithm == MatmulAlgorithm::heuristic) return {};
+  // Bits that any number of ranks repeats cannot depend on what one of the runs has timed.
+  const bool exact = config.parallel.determinism == Determinism::exact;
+  if (exact || config.train.matmul_algorithm == MatmulAlgorithm::heuristic) return {};
   const std::set<GpuProduct> all = products_of_all(products, ranks);
   if (all.empty()) return {};
   TimedProducts out;
@@ -96,8 +97,7 @@ TimedProducts choose_algorithms(const RunFolder* folder, const Config& config,
   std::string text;
   if (ranks.rank() == 0) {
     try {
-      out = look_up_or_time(*folder, all,
-                            config.train.deterministic || config.parallel.determinism == Determinism::exact);
+      out = look_up_or_time(*folder, all, config.train.deterministic);
       text = algorithms_text({{{}, out.algorithms}});
     } catch (const Error& error) {
       code = error.code();

@@ -96,6 +96,8 @@ TEST_CASE("a setting without effect is named with its place and what turns it of
        "a.yaml:1:12: parallel.expert_capacity has no effect while parallel.expert is 1"},
       {"parallel: {exact_sum: fixed64}",
        "a.yaml:1:12: parallel.exact_sum has no effect while parallel.determinism is same_layout"},
+      {"{parallel: {determinism: exact}, train: {matmul_algorithm: heuristic}}",
+       "a.yaml:1:42: train.matmul_algorithm has no effect while parallel.determinism is exact"},
       {"eval: {shots: 5}", "a.yaml:1:8: eval.shots has no effect while eval.tasks names no file"},
       {"eval: {max_questions: 5}",
        "a.yaml:1:8: eval.max_questions has no effect while eval.tasks names no file"},

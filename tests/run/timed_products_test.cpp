@@ -178,11 +178,14 @@ TEST_CASE("a file that is damaged, of another card or of another need is timed a
   }
 }
 
-TEST_CASE("nothing is timed or written with matmul_algorithm heuristic, or without products",
+TEST_CASE("nothing is timed or written without products, with matmul_algorithm heuristic, or exact",
           "[matmul_algorithms]") {
   Choices c;
   CHECK(c.choose({}).algorithms.by_product.empty());
   c.config.train.matmul_algorithm = MatmulAlgorithm::heuristic;
+  CHECK(c.choose({kSmall}).algorithms.by_product.empty());
+  c.config.train.matmul_algorithm = MatmulAlgorithm::timed;
+  c.config.parallel.determinism = Determinism::exact;
   CHECK(c.choose({kSmall}).algorithms.by_product.empty());
   CHECK_FALSE(io::exists(c.file));
 }
