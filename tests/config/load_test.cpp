@@ -76,6 +76,7 @@ ChangeClass expected_class(const std::string& key) {
           "train.threads",
           "train.device",
           "train.deterministic",
+          "train.matmul_algorithm",
           "train.recompute",
           "train.divergence_factor",
           "train.init_ignore",
