@@ -2,6 +2,7 @@
 
 #include <cblas.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <dnnl.hpp>
 #include <optional>
@@ -53,7 +54,7 @@ struct Plan {
   std::array<memory, kMaxArguments> memories;
   std::array<int, kMaxArguments> names{};
   int count = 0;
-  int64_t scratch = 0;
+  int64_t scratch = 0, reserved = 0;  // bytes of its own; at least as many, which every run takes
 
   void argument(int name, const memory::desc& desc, const dnnl::engine& engine) {
     names[static_cast<size_t>(count)] = name;
@@ -64,11 +65,12 @@ struct Plan {
     for (const auto& [name, desc] : list) argument(name, desc, engine);
     scratch = static_cast<int64_t>(scratchpad.get_size());
     if (scratch > 0) argument(DNNL_ARG_SCRATCHPAD, scratchpad, engine);
+    reserved = scratch;
   }
 
   void run(Context& ctx, const dnnl::stream& stream, std::initializer_list<const void*> pointers) {
     ScratchScope t(ctx.scratch);
-    const Tensor work = scratch > 0 ? t.alloc("matrix product", DType::u8, {scratch}) : Tensor();
+    const Tensor work = reserved > 0 ? t.alloc("matrix product", DType::u8, {reserved}) : Tensor();
     if (ctx.dry_run) return;
     if (!primitive)
       primitive = matmul ? dnnl::primitive(dnnl::matmul(*matmul)) : dnnl::primitive(dnnl::reorder(*reorder));
@@ -116,16 +118,23 @@ class MatmulState : public BackendState {
     const memory::desc a = plain(p.in, p.m, p.k, p.a_transposed), c = plain(p.out, p.m, p.n, false);
     const memory::desc b = p.b == Layout::packed ? packed_desc(p.in, p.k, p.n)
                                                  : plain(p.in, p.k, p.n, p.b == Layout::transposed);
-    dnnl::primitive_attr attr = attributes();
-    if (p.accumulate) {
-      dnnl::post_ops sum;
-      sum.append_sum(1.0f);
-      attr.set_post_ops(sum);
-    }
+    const auto described = [&](bool accumulates) {
+      dnnl::primitive_attr attr = attributes();
+      if (accumulates) {
+        dnnl::post_ops sum;
+        sum.append_sum(1.0f);
+        attr.set_post_ops(sum);
+      }
+      return dnnl::matmul::primitive_desc(dnnl::matmul::desc(a, b, c), attr, engine_);
+    };
     Plan& plan = products_[p];
-    plan.matmul.emplace(dnnl::matmul::desc(a, b, c), attr, engine_);
+    plan.matmul = described(p.accumulate);
     plan.arguments(engine_, {{DNNL_ARG_SRC, a}, {DNNL_ARG_WEIGHTS, b}, {DNNL_ARG_DST, c}},
                    plan.matmul->scratchpad_desc());
+    // The first gradient of a step overwrites, and others add: both take the same memory.
+    if (p.a_transposed)
+      plan.reserved =
+          std::max(plan.scratch, static_cast<int64_t>(described(!p.accumulate).scratchpad_desc().get_size()));
     return plan;
   }
 
@@ -239,10 +248,6 @@ void multiply(Context& ctx, Product p, const void* a, const void* b, void* c) {
   p.threads = num_threads();
   with_dnnl([&] {
     MatmulState& state = MatmulState::of(ctx);
-    state.product(p).run(ctx, state.stream(), {a, b, c});
-    if (!ctx.dry_run || !p.a_transposed) return;
-    // The first gradient of a step overwrites, and others add: a dry run measures both.
-    p.accumulate = !p.accumulate;
     state.product(p).run(ctx, state.stream(), {a, b, c});
   });
 }
