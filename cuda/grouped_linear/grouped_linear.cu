@@ -132,10 +132,6 @@ void grouped_linear_f32(Context& ctx, GroupedKind kind, const GroupedProduct& p)
     run.template operator()<backward_weight>(grouped_linear_f32_kernel<backward_weight>);
 }
 
-bool takes_hopper(Context& ctx, DType dtype, const GroupedProduct& p) {
-  return dtype != DType::f32 && compute_capability(ctx) == 90 && whole_vectors(p);
-}
-
 void multiply(Context& ctx, GroupedKind kind, DType dtype, GroupedProduct& p) {
   ScratchScope t(ctx.scratch);
   const bool rows = kind != GroupedKind::backward_weight;
@@ -143,7 +139,7 @@ void multiply(Context& ctx, GroupedKind kind, DType dtype, GroupedProduct& p) {
       t.alloc("grouped_linear.row_tiles", DType::i32, {rows ? 1 + max_row_tiles(p) : 1, 4}));
   if (ctx.dry_run || p.rows == 0) return;
   p.counter = &list->y;
-  const bool hopper = takes_hopper(ctx, dtype, p);
+  const bool hopper = dtype != DType::f32 && compute_capability(ctx) == 90 && whole_vectors(p);
   if (rows) {
     launch(ctx, "grouped_linear_plan", {.grid = dim3(1), .block = dim3(kPlanThreads)}, plan_row_tiles_kernel,
            list, p.offsets, p.groups);
@@ -191,6 +187,7 @@ void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, c
                                     const Tensor& offsets, const Tensor& dy_index, const Tensor& x_index,
                                     Into into) {
   check_storage("grouped_linear_backward_weight", x);
+  if (into == Into::overwrite) fill(ctx, dw, 0);  // the kernels add
   GroupedProduct p = {};
   p.a = dy.data, p.b = x.data, p.out = dw.data;
   p.a_index = device_data<int>(dy_index), p.b_index = device_data<int>(x_index),
@@ -199,8 +196,6 @@ void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, c
   p.rows = static_cast<int>((dy_index ? dy_index : x_index ? x_index : x).dim(0));
   p.m = static_cast<int>(dy.dim(1)), p.n = static_cast<int>(x.dim(1));
   p.a_rows = dy.dim(0), p.b_rows = x.dim(0);
-  p.overwrite = into == Into::overwrite && p.rows > 0 && takes_hopper(ctx, x.dtype, p);
-  if (into == Into::overwrite && !p.overwrite) fill(ctx, dw, 0);  // the others add
   multiply(ctx, GroupedKind::backward_weight, x.dtype, p);
 }
 

@@ -25,7 +25,7 @@
 // of the first block that issues copies fetches the next pair when it begins one, and hands it on to both.
 //
 // backward_weight contracts over rows, along which neither operand is contiguous: wgmma takes both as they
-// lie (Major::mn). TMA adds its sums to dw, or overwrites it, each element once: nothing depends on an order.
+// lie (Major::mn). TMA adds its sums to dw, each element once: nothing depends on an order.
 //
 // Limits: the tensor cores, then L2, of which a byte is read per 128 operations (85 where b is not shared).
 // Tiles and groups: kernels.cuh.
@@ -107,16 +107,6 @@ struct Consumer {
     }
   }
 
-  /// By one thread: 64 rows of 32 columns of f32 from shared memory.
-  DEVICE_INLINE void send(const GroupedTile& t, const unsigned char* from, int column0) {
-    const int row0 = t.m0 + consumer * 64;
-    if (p.overwrite)
-      tma_store_3d(map_out, from, column0, row0, t.group);
-    else
-      tma_add_3d(map_out, from, column0, row0, t.group);
-    tma_store_commit();
-  }
-
   /// f32 rows, 32 columns at a time from two buffers in turns, which TMA adds where they arrive. A thread has
   /// two neighbouring columns of each eight, and half a warp writes at once: where it wrote the same eight
   /// columns of four rows, two rows each would meet in the same banks. So odd rows are two eights ahead.
@@ -144,23 +134,12 @@ struct Consumer {
           }
         fence_proxy_async();
         sync_consumer(consumer);
-        if (thread() == 0) send(t, from, column0);
+        if (thread() == 0) {
+          tma_add_3d(map_out, from, column0, t.m0 + consumer * 64, t.group);
+          tma_store_commit();
+        }
       }
     }
-  }
-
-  /// The weight of a group without rows, to be overwritten: one buffer of zeros goes everywhere.
-  DEVICE_INLINE void store_zeros(const GroupedTile& t) {
-    tma_store_wait_read<0>();
-    buffer = 1;  // the next one to be written
-    sync_consumer(consumer);
-    for (int i = thread() * 16; i < kChunkBytes; i += 128 * 16)
-      store_vec<4>(reinterpret_cast<float*>(staging + i), Vec<float, 4>{});
-    fence_proxy_async();
-    sync_consumer(consumer);
-    if (thread() != 0) return;
-#pragma unroll 1
-    for (int column0 = t.n0; column0 < min(t.n0 + kColumns, p.n); column0 += 32) send(t, staging, column0);
   }
 
   DEVICE_INLINE void run() {
@@ -183,12 +162,6 @@ struct Consumer {
       pair = next_pair(bar, turn++);
       if (pair >= 0) next = pairs.locate(p, pair, rank);  // arrives under the products
       const int steps = uniform((t.k_end - t.k0 + kDepth - 1) / kDepth);
-      if constexpr (kWeight) {
-        if (steps == 0) {
-          store_zeros(t);
-          continue;
-        }
-      }
       int before = 0;
       for (int step = 0; step < steps; ++step) {
         const uint32_t at = static_cast<uint32_t>(ring.stage * kStageBytes);

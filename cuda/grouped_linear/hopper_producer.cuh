@@ -55,11 +55,6 @@ struct Producer {
     published.advance();
   }
 
-  DEVICE_INLINE void publish_all() {
-    cp_async_wait<0>();
-    for (; unpublished > 0; --unpublished) publish();
-  }
-
   /// By one thread: a part of b, for this block or for both.
   DEVICE_INLINE void load_part(const PairTile& t, int k, int part, unsigned char* to, uint64_t* full) {
     const int column = t.n0 + part * kPartColumns, x = kKind == GroupedKind::forward ? k : column,
@@ -78,7 +73,8 @@ struct Producer {
     }
   }
 
-  /// By one thread: the TMA copies of a step. Whoever loads b, the whole of it arrives here.
+  /// By one thread: issues the TMA copies of a step. The barrier expects all of b, also the part that the
+  /// other block multicasts.
   DEVICE_INLINE void load(const PairTile& t, int k, bool with_a, bool with_b) {
     unsigned char *a = smem + ring.stage * kStageBytes, *b = a + kABytes;
     uint64_t* full = bar->full + ring.stage;
@@ -99,13 +95,14 @@ struct Producer {
   }
 
   DEVICE_INLINE int take() const { return static_cast<int>(gridDim.x / kPair) + atomicAdd(p.counter, 1); }
-  /// By one thread: the pair, or the next one taken that has something to sum or to overwrite; -1 behind the
-  /// last.
+  /// By one thread: the pair, or the next one taken that has something to sum; -1 behind the last. Every pair
+  /// handed on has a step, so that the steps not yet published are those of two pairs at most: with more, the
+  /// consumers could wait for one of them, and block 0 for the consumers to read a pair.
   DEVICE_INLINE int with_steps(int pair) const {
     for (; pair < pairs.count; pair = take()) {
       if constexpr (!kWeight) return pair;
       const PairTile t = pairs.locate(p, pair, rank);
-      if (p.overwrite || t.k0 < t.k_end) return pair;
+      if (t.k0 < t.k_end) return pair;
     }
     return -1;
   }
@@ -132,10 +129,6 @@ struct Producer {
           rows_of_a[i] = row < t.m_end ? p.a_index[row] : -1;
         }
       }
-      // Where every pair has a step, the steps not yet published are those of two pairs at most. With more,
-      // the consumers could wait for one of them, and block 0 for the consumers to read a pair.
-      if constexpr (kWeight)
-        if (t.k0 >= t.k_end) publish_all();
       if (hands_on) hand_on(bar, turn + 1, following);
       for (int k = t.k0; k < t.k_end; k += kDepth) {
         const bool partial = kWeight && k + kDepth > t.k_end;
@@ -179,7 +172,10 @@ struct Producer {
         ring.advance();
       }
     }
-    if constexpr (kCopies) publish_all();
+    if constexpr (kCopies) {
+      cp_async_wait<0>();
+      for (; unpublished > 0; --unpublished) publish();
+    }
   }
 };
 

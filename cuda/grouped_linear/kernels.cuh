@@ -4,7 +4,6 @@
 //   forward          out (rows, n)       = a (rows, k) b_g (n, k)^T      a = x, b = W
 //   backward_input   out (rows, n)       = a (rows, k) b_g (k, n)        a = dy, b = W
 //   backward_weight  out_g (m, n) f32   += a_g (rows of g, m)^T b_g (rows of g, n)    a = dy, b = x
-//                    or =, on Hopper alone
 // A tile is a rectangle of the output of one group, with its whole contraction. Which tiles there are is
 // known on the device alone. Where groups are rows of the output, a small kernel writes the list of row tiles
 // (plan_row_tiles), at the price of one more launch for all blocks: no block has to search, and the number of
@@ -27,7 +26,6 @@ struct GroupedProduct {
   const int* offsets;            // (groups + 1)
   const int4* row_tiles;         // of plan_row_tiles; not for backward_weight
   int* counter;                  // 0: tiles that blocks have taken, but for the first of each
-  bool overwrite;                // by backward_weight on Hopper, zeros of groups without rows included
   int groups, rows, m, n, k;     // rows: the worst case; m for backward_weight alone, k for the others
   int64_t a_rows, b_rows;        // of a and b in memory; b_rows for backward_weight alone
 };

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kSchema = 1;
 
-/// Calls f(name, member) for every member that a product is told by.
+/// Calls f(name, member) for every member of a product but its types.
 template <class Product, class F>
 void for_each_member(Product& p, F&& f) {
   f("m", p.m), f("n", p.n), f("k", p.k);
