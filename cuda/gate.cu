@@ -204,12 +204,14 @@ struct Backward {
   GateKind kind;
   float share;          // 1 / heads
   const double* dhead;  // (H): an additional gradient of a head's mean score; may be null
+  int64_t dz_gap;       // elements from the end of one token's dz to the next's
 };
 
-/// Elementwise and specific: elements are independent.
-template <class T>
+/// Elementwise and specific: elements are independent. kApart: between one token's dz and the next's lies
+/// something else.
+template <class T, bool kApart>
 struct BackwardElements {
-  static constexpr int kWidth = kVecWidth<T>, kUnroll = 2;
+  static constexpr int kWidth = kVecWidth<T>, kUnroll = kApart ? 1 : 2;
   T *dx, *dz;
   const T *dy, *x, *z;
   GateKind kind;
@@ -217,6 +219,8 @@ struct BackwardElements {
   float part;           // 1 / channels
   Divider channels, heads;
   int num_heads;
+  int64_t dz_gap;
+  Divider token;  // by the elements of a token
   template <int N>
   struct In {
     Vec<T, N> dy, x, z;
@@ -241,7 +245,10 @@ struct BackwardElements {
       dout.v[e] = from_float<T>(ds * slope_of(kind.activation, v, s));
     }
     store_vec<N>(dx + i, out);
-    store_vec<N>(dz + i, dout);
+    if constexpr (kApart)
+      store_vec<N>(dz + i + token.quotient(i) * dz_gap, dout);
+    else
+      store_vec<N>(dz + i, dout);
   }
 };
 
@@ -270,12 +277,13 @@ __global__ void __launch_bounds__(kBlock) backward_heads_kernel(Backward<T> b) {
   }
   ds = GroupSum<kBlock, kLanes>()(ds);
   if (mine && b.dhead) ds += static_cast<float>(b.dhead[row % b.heads]);
-  if (mine && lane == 0) b.dz[row] = from_float<T>(ds * slope_of(b.kind.activation, v, sig));
+  if (mine && lane == 0)
+    b.dz[row + row / b.heads * b.dz_gap] = from_float<T>(ds * slope_of(b.kind.activation, v, sig));
 }
 
 /// Elementwise and shared: a thread takes kN channels of a token over all heads, three times (z twice, from
-/// cache).
-template <class T, int kN>
+/// cache). kApart as above.
+template <class T, int kN, bool kApart>
 __global__ void __launch_bounds__(kBlock)
     backward_shared_elements_kernel(Backward<T> b, int64_t units, Divider per_token) {
   const int64_t unit = static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x;
@@ -285,7 +293,8 @@ __global__ void __launch_bounds__(kBlock)
   const SharedScores<kN, T> shared = {b.z + at, b.heads, b.channels, b.kind, b.share};
   float s[kN], ds[kN] = {};
   if (multiply) shared.scores(s);
-#pragma unroll 2
+  [[maybe_unused]] constexpr int kUnroll = kApart ? 1 : 2;
+#pragma unroll kUnroll
   for (int h = 0; h < b.heads; ++h) {
     const int64_t k = at + h * b.channels;
     Vec<T, kN> d = load_vec<kN>(b.dy + k), x;
@@ -298,12 +307,13 @@ __global__ void __launch_bounds__(kBlock)
     }
     store_vec<kN>(b.dx + k, d);
   }
+  const int64_t dz_at = kApart ? at + token * b.dz_gap : at;
   for (int h = 0; h < b.heads; ++h) {
     if (h == 0 || b.kind.sharing == GateSharing::shared) shared.slopes(h, s);  // before: the same for all
     Vec<T, kN> dz;
 #pragma unroll
     for (int e = 0; e < kN; ++e) dz.v[e] = from_float<T>(s[e] * ds[e]);
-    store_vec<kN>(b.dz + at + h * b.channels, dz);
+    store_vec<kN>(b.dz + dz_at + h * b.channels, dz);
   }
 }
 
@@ -324,7 +334,7 @@ __global__ void __launch_bounds__(kBlock) backward_shared_heads_kernel(Backward<
   ds = block_sum<kBlock>(ds);
   for (int h = static_cast<int>(threadIdx.x); h < b.heads; h += kBlock) {
     shared.slopes(h, s);
-    b.dz[token * b.heads + h] = from_float<T>(s[0] * ds);
+    b.dz[token * (b.heads + b.dz_gap) + h] = from_float<T>(s[0] * ds);
   }
 }
 
@@ -403,29 +413,38 @@ void backward_per_token(Context& ctx, const Backward<T>& b, bool headwise) {
   const char* const name = "gate_backward";
   const int64_t row = b.heads * b.channels, rows = b.tokens * b.heads;
   constexpr int kN = kVecWidth<T>;
+  const bool dz_aligned = aligned(b.dz) && (b.dz_gap == 0 || (row % kN == 0 && b.dz_gap % kN == 0));
+  const auto with_gap = [&](auto&& body) { b.dz_gap > 0 ? body(std::true_type()) : body(std::false_type()); };
   if (b.kind.sharing != GateSharing::specific) {
     if (headwise)
       launch(ctx, name, {.grid = dim3(static_cast<unsigned>(b.tokens)), .block = dim3(kBlock)},
              backward_shared_heads_kernel<T>, b);
     else
-      with_channel_vectors<T>(b.channels, aligned(b.dx, b.dz, b.dy, b.x, b.z), [&](auto width) {
+      with_channel_vectors<T>(b.channels, dz_aligned && aligned(b.dx, b.dy, b.x, b.z), [&](auto width) {
         const int64_t units = b.tokens * b.channels / width();
-        launch(ctx, name, {.grid = dim3(blocks_for(units, kBlock)), .block = dim3(kBlock)},
-               backward_shared_elements_kernel<T, width()>, b, units, Divider(b.channels / width()));
+        with_gap([&](auto apart) {
+          launch(ctx, name, {.grid = dim3(blocks_for(units, kBlock)), .block = dim3(kBlock)},
+                 backward_shared_elements_kernel<T, width(), apart()>, b, units,
+                 Divider(b.channels / width()));
+        });
       });
   } else if (!headwise) {
-    const BackwardElements<T> op = {b.dx,
-                                    b.dz,
-                                    b.dy,
-                                    b.x,
-                                    b.z,
-                                    b.kind,
-                                    b.dhead,
-                                    1.f / static_cast<float>(b.channels),
-                                    Divider(b.channels),
-                                    Divider(b.heads),
-                                    b.heads};
-    map(ctx, name, op, b.tokens * row, aligned(b.dx, b.dz, b.dy, b.x, b.z));
+    with_gap([&](auto apart) {
+      const BackwardElements<T, apart()> op = {b.dx,
+                                               b.dz,
+                                               b.dy,
+                                               b.x,
+                                               b.z,
+                                               b.kind,
+                                               b.dhead,
+                                               1.f / static_cast<float>(b.channels),
+                                               Divider(b.channels),
+                                               Divider(b.heads),
+                                               b.heads,
+                                               b.dz_gap,
+                                               Divider(row)};
+      map(ctx, name, op, b.tokens * row, dz_aligned && aligned(b.dx, b.dy, b.x, b.z));
+    });
   } else if (b.channels % kN != 0 || !aligned(b.dx, b.dy, b.x)) {
     launch(ctx, name, {.grid = dim3(blocks_for(rows, kBlock / 32)), .block = dim3(kBlock)},
            backward_heads_kernel<T, 32, 1>, b);
@@ -479,11 +498,12 @@ void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const T
     if (ctx.dry_run || g.tokens * row == 0) return;
     dispatch_storage("gate_backward", x, [&](auto* tag) {
       using T = std::remove_pointer_t<decltype(tag)>;
-      backward_per_token<T>(ctx,
-                            {device_data<T>(dx), device_data<T>(dz), device_data<T>(dy), device_data<T>(x),
-                             device_data<T>(z), g.tokens, g.channels, g.heads, kind,
-                             1.f / static_cast<float>(g.heads), dhead ? device_data<double>(dhead) : nullptr},
-                            g.headwise);
+      backward_per_token<T>(
+          ctx,
+          {device_data<T>(dx), device_data<T>(dz), device_data<T>(dy), device_data<T>(x), device_data<T>(z),
+           g.tokens, g.channels, g.heads, kind, 1.f / static_cast<float>(g.heads),
+           dhead ? device_data<double>(dhead) : nullptr, dz.stride() - slots},
+          g.headwise);
     });
     return;
   }

@@ -12,6 +12,7 @@ constexpr int kBlock = 128;  // of backward; three on a multiprocessor
 template <class T>
 struct Backward {
   T* dx;            // may be dy
+  int64_t dx_gap;   // elements from the end of one token's dx to the next's
   float* partials;  // (chunks, weight rows, D); null, as weight: ones
   const T *dy, *x, *weight;
   const float* rstd;
@@ -22,9 +23,9 @@ struct Backward {
   int groups, chunks;  // weight rows: 1 or heads
 };
 
-/// Where the heads of a unit begin among the rows of x, and how many are a thread's.
+/// A unit's token, where its heads begin among the rows of x, and how many are a thread's.
 struct Place {
-  int64_t row;
+  int64_t token, row;
   int heads;
 };
 
@@ -55,7 +56,7 @@ __global__ void __launch_bounds__(kBlock, 3) norm_rope_backward_kernel(Backward<
     const int64_t t = p.per_token.quotient(unit);
     const int first = p.groups > 1 ? group : static_cast<int>(unit - t * p.slices) * kHeads;
     const bool mine = unit < p.units && i < half;
-    return Place{t * p.heads + first, mine ? (p.heads - first < kHeads ? p.heads - first : kHeads) : 0};
+    return Place{t, t * p.heads + first, mine ? (p.heads - first < kHeads ? p.heads - first : kHeads) : 0};
   };
   const auto angles = [&](int64_t unit) {
     return unit < p.units && i < half ? p.table.row(p.per_token.quotient(unit)) : -1;
@@ -134,7 +135,7 @@ __global__ void __launch_bounds__(kBlock, 3) norm_rope_backward_kernel(Backward<
       gx = group_sum(gx);
       if (h < here.heads) {
         const float k = r[h] * r[h] * (gx / static_cast<float>(2 * half));
-        T* const dx = p.dx + (here.row + h) * 2 * half + i;
+        T* const dx = p.dx + here.token * p.dx_gap + (here.row + h) * 2 * half + i;
 #pragma unroll
         for (int e = 0; e < kN; ++e) {
           da[e] = r[h] * (da[e] * wa[e] - xa[e] * k);
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(32) norm_rope_backward_any_kernel(Backward<T> 
   for (int64_t unit = chunk; unit < p.units; unit += p.chunks) {
     const int64_t row = p.groups > 1 ? unit * p.heads + group : unit, t = row / p.heads;
     const T *const x = p.x + row * 2 * half, *const dy = p.dy + row * 2 * half;
-    T* const dx = p.dx + row * 2 * half;
+    T* const dx = p.dx + t * p.dx_gap + row * 2 * half;
     const int64_t angles = p.table.row(t);
     const float r = p.rstd[row];
     float gx = 0, c[1], s[1];
@@ -194,10 +195,11 @@ void norm_rope_forward(Context& ctx, Tensor y, Tensor rstd, const Tensor& x, con
   dispatch_storage("norm_rope_forward", x, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
     const int stride = !weight || weight.numel() == x.dim(2) ? 0 : static_cast<int>(x.dim(2));
-    launch_rope<true, T>(ctx, "norm_rope_forward",
-                         {device_data<T>(y), device_data<T>(x), rope_angles(ctx, positions, cos, sin, 1.f),
-                          x.dim(0), static_cast<int>(x.dim(1)), 1, Divider(1), device_data<float>(rstd),
-                          device_data<T>(weight), stride, static_cast<float>(eps)});
+    launch_rope<true, T>(
+        ctx, "norm_rope_forward",
+        {device_data<T>(y), y.stride(), device_data<T>(x), rope_angles(ctx, positions, cos, sin, 1.f),
+         x.dim(0), static_cast<int>(x.dim(1)), 1, Divider(1), device_data<float>(rstd),
+         device_data<T>(weight), stride, static_cast<float>(eps)});
   });
 }
 
@@ -219,6 +221,7 @@ void norm_rope_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& d
   dispatch_storage("norm_rope_backward", x, [&](auto* tag) {
     using T = std::remove_pointer_t<decltype(tag)>;
     Backward<T> p = {device_data<T>(dx),
+                     dx.stride() - heads * width,
                      device_data<float>(partials),
                      device_data<T>(dy),
                      device_data<T>(x),
@@ -232,7 +235,8 @@ void norm_rope_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& d
                      static_cast<int>(groups),
                      static_cast<int>(chunks)};
     const dim3 grid(static_cast<unsigned>(chunks * groups));
-    const bool vectors = aligned(p.dx, p.dy, p.x, p.weight, p.table.cos, p.table.sin);
+    const bool vectors =
+        aligned(p.dx, p.dy, p.x, p.weight, p.table.cos, p.table.sin) && dx.stride() % kVecWidth<T> == 0;
     const bool done = with_rope_lanes<T>(p.table.half, vectors, [&](auto lanes) {
       const auto start = [&](auto heads_at_once) {
         launch(ctx, "norm_rope_backward",

@@ -9,10 +9,11 @@ namespace {
 constexpr int kBlock = 128;
 
 template <class T>
-__global__ void __launch_bounds__(kBlock) clear_padding_kernel(T* x, const int* targets, int64_t row) {
+__global__ void __launch_bounds__(kBlock)
+    clear_padding_kernel(T* x, const int* targets, int64_t stride, int64_t row) {
   const int64_t token = blockIdx.x;
   if (targets[token] != kPadding) return;
-  for (int64_t i = token * row + threadIdx.x; i < (token + 1) * row; i += kBlock) x[i] = from_float<T>(0.f);
+  for (int64_t i = threadIdx.x; i < row; i += kBlock) x[token * stride + i] = from_float<T>(0.f);
 }
 
 }  // namespace
@@ -23,7 +24,7 @@ void clear_padding(Context& ctx, Tensor x, const Tensor& targets) {
     using T = std::remove_pointer_t<decltype(tag)>;
     launch(ctx, "clear_padding", {.grid = dim3(static_cast<unsigned>(x.dim(0))), .block = dim3(kBlock)},
            clear_padding_kernel<T>, device_data<T>(x), static_cast<const int*>(device_data<int>(targets)),
-           x.numel() / x.dim(0));
+           x.stride(), x.numel() / x.dim(0));
   });
 }
 

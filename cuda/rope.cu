@@ -11,8 +11,8 @@ void turn(Context& ctx, const char* name, const Tensor& y, const Tensor& x, cons
     using T = std::remove_pointer_t<decltype(tag)>;
     launch_rope<false, T>(
         ctx, name,
-        {device_data<T>(y), device_data<T>(x), rope_angles(ctx, positions, cos, sin, direction), x.dim(0),
-         static_cast<int>(x.dim(1)), 1, Divider(1), nullptr, nullptr, 0, 0.f});
+        {device_data<T>(y), y.stride(), device_data<T>(x), rope_angles(ctx, positions, cos, sin, direction),
+         x.dim(0), static_cast<int>(x.dim(1)), 1, Divider(1), nullptr, nullptr, 0, 0.f});
   });
 }
 

@@ -48,6 +48,7 @@ DEVICE_INLINE void rotate(float& a, float& b, float c, float s) {
 template <class T>
 struct RopeRows {
   T* y;
+  int64_t y_row;  // elements from one token's y to the next's
   const T* x;
   RopeTable table;
   int64_t tokens;
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(kRopeBlock) rope_kernel(RopeRows<T> p) {
   const int first = static_cast<int>(unit - t * p.slices) * kHeads;
   const bool mine = t < p.tokens && i < half;  // every thread stays for the sums over its group
   const int heads = mine ? (p.heads - first < kHeads ? p.heads - first : kHeads) : 0;
-  const int64_t row = t * p.heads + first, at = row * 2 * half + i;
+  const int64_t row = t * p.heads + first, at = row * 2 * half + i, y_at = t * p.y_row + first * 2 * half + i;
   Vec<T, kN> low[kHeads], high[kHeads];
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
@@ -112,8 +113,8 @@ __global__ void __launch_bounds__(kRopeBlock) rope_kernel(RopeRows<T> p) {
         rotate(a[e], b[e], c[e], s[e]);
         low[h].v[e] = from_float<T>(a[e]), high[h].v[e] = from_float<T>(b[e]);
       }
-      store_vec<kN>(p.y + at + h * 2 * half, low[h]);
-      store_vec<kN>(p.y + at + h * 2 * half + half, high[h]);
+      store_vec<kN>(p.y + y_at + h * 2 * half, low[h]);
+      store_vec<kN>(p.y + y_at + h * 2 * half + half, high[h]);
     }
   }
 }
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(kRopeBlock) rope_any_kernel(RopeRows<T> p) {
   const int64_t t = row / p.heads;
   const int head = static_cast<int>(row - t * p.heads);
   const T* const x = p.x + row * 2 * half;
-  T* const y = p.y + row * 2 * half;
+  T* const y = p.y + t * p.y_row + head * 2 * half;
   const int64_t angles = p.table.row(t);
   float r = 1;
   if constexpr (kNorm) {
@@ -170,7 +171,7 @@ template <bool kNorm, class T>
 void launch_rope(Context& ctx, const char* name, RopeRows<T> p) {
   constexpr int kHeads = 4;
   if (p.tokens * p.heads == 0 || p.table.half == 0) return;
-  const bool vectors = aligned(p.y, p.x, p.weight, p.table.cos, p.table.sin);
+  const bool vectors = aligned(p.y, p.x, p.weight, p.table.cos, p.table.sin) && p.y_row % kVecWidth<T> == 0;
   const bool done = with_rope_lanes<T>(p.table.half, vectors, [&](auto lanes) {
     constexpr int kGroups = kRopeBlock / lanes();
     p.slices = (p.heads + kHeads - 1) / kHeads;

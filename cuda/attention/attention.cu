@@ -32,6 +32,7 @@ struct OutputArguments {
   T* y;  // forward
   const T* dy;
   T *d_o, *dgate;            // d_o null: not wanted, it is dy
+  int64_t dgate_row;         // elements from one token's dgate to the next's
   const float* dlse;         // added to the sink's; may be null
   const double* dhead;       // (H): added to the gradient of a head's mean score; may be null
   float *delta, *dlse_sink;  // either, or both
@@ -135,11 +136,12 @@ __global__ void __launch_bounds__(kThreads) attention_output_backward_kernel(Out
         sum_delta += to_float(d_o.v[e]) * x;  // with the rounding that the attention's backward reads
       }
       if (a.d_o) store_vec<kVec>(a.d_o + at + d, d_o);
-      if (a.gate && !a.headwise) store_vec<kVec>(a.dgate + at + d, z);
+      if (a.gate && !a.headwise) store_vec<kVec>(a.dgate + token * a.dgate_row + rows.head * a.depth + d, z);
     }
     if (a.gate && a.headwise) {
       sum_dscore = row_sum<kLanes>(sum_dscore) + of_head;
-      if (real && rows.lane == 0) a.dgate[row] = from_float<T>(slope * sum_dscore);
+      if (real && rows.lane == 0)
+        a.dgate[token * a.dgate_row + rows.head] = from_float<T>(slope * sum_dscore);
     }
     float of_sink = 0;
     if (a.sink) of_sink = share * rest * row_sum<kLanes>(sum_uo);
@@ -167,7 +169,11 @@ __global__ void __launch_bounds__(32)
   if (threadIdx.x == 0) dsink[blockIdx.x] += static_cast<float>(total);
 }
 
-bool aligned_16(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
+/// Whether vectors can be read of rows that are a multiple of 16 bytes long.
+bool aligned_16(const Tensor& t) {
+  return reinterpret_cast<uintptr_t>(t.data) % 16 == 0 &&
+         (t.contiguous() || t.stride() * dtype_size(t.dtype) % 16 == 0);
+}
 
 /// Whether vectors can be read of the gate's logits; headwise ones are read one by one.
 bool gate_aligned(const AttentionOutput& output) {
@@ -242,7 +248,7 @@ void output_backward(Context& ctx, const OutputGradients& out, const Tensor& dy,
     OutputArguments<T> a = output_arguments<T>(o, lse, output);
     a.dy = device_data<T>(dy);
     a.d_o = out.d_o ? device_data<T>(out.d_o) : nullptr;
-    a.dgate = gate ? device_data<T>(out.dgate) : nullptr;
+    if (gate) a.dgate = device_data<T>(out.dgate), a.dgate_row = out.dgate.stride();
     a.dlse = dlse ? device_data<float>(dlse) : nullptr;
     a.dhead = dhead ? device_data<double>(dhead) : nullptr;
     a.delta = out.delta ? device_data<float>(out.delta) : nullptr;
@@ -388,7 +394,7 @@ void core_backward(Context& ctx, const char* op, const AttentionGrads& grads, co
   a.o = device_data<nv_bf16>(state.o), a.has_dlse = has_dlse;
   a.visible = visible;
   a.dq = device_data<nv_bf16>(grads.dq), a.dk = device_data<nv_bf16>(grads.dk),
-  a.dv = device_data<nv_bf16>(grads.dv);
+  a.dv = device_data<nv_bf16>(grads.dv), a.dv_row = grads.dv.stride();
   a.queries = q.dim(0), a.keys = k.dim(0), a.scale = static_cast<float>(scale);
   a.heads = static_cast<int>(q.dim(1)), a.kv_heads = static_cast<int>(k.dim(1)),
   a.head_dim = static_cast<int>(q.dim(2));

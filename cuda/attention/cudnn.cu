@@ -42,7 +42,7 @@ struct Plan {
 };
 
 /// Of one direction, by shape.
-using Key = std::array<int64_t, 5>;  // backward, tokens, heads, kv_heads, head_dim
+using Key = std::array<int64_t, 6>;  // backward, tokens, heads, kv_heads, head_dim, dv's row
 
 struct Cudnn : BackendState {
   cudnn::Library library;
@@ -126,9 +126,12 @@ void build_forward(GraphBuilder& g, int64_t tokens, int64_t heads, int64_t kv_he
 
 /// sum = <dO, O>;  P = exp(scale Q K^T - lse), causal;  dV = P^T dO;  dS = scale P (dO V^T - sum);  dK = dS^T
 /// Q;  dQ = dS K.
-void build_backward(GraphBuilder& g, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t depth) {
+/// dv_row: elements from one token's dv to the next's.
+void build_backward(GraphBuilder& g, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t depth,
+                    int64_t dv_row) {
   const auto bind = [&](const Rows& r, cudnnDataType_t type) { return g.bound(type, r.dims, r.strides); };
   const Rows wide = rows(tokens, heads, depth), narrow = rows(tokens, kv_heads, depth),
+             apart = {narrow.dims, {tokens * dv_row, depth, dv_row, 1}},
              transposed = columns(tokens, kv_heads, depth);
   const Dims square = {1, heads, tokens, tokens}, column = {1, heads, tokens, 1},
              full = {1, heads, tokens, depth};
@@ -138,7 +141,7 @@ void build_backward(GraphBuilder& g, int64_t tokens, int64_t heads, int64_t kv_h
              d_o = bind(wide, CUDNN_DATA_BFLOAT16);
   const auto lse = g.bound(CUDNN_DATA_FLOAT, column, column_strides);
   const auto dq = bind(wide, CUDNN_DATA_BFLOAT16), dk = bind(narrow, CUDNN_DATA_BFLOAT16),
-             dv = bind(narrow, CUDNN_DATA_BFLOAT16);
+             dv = bind(apart, CUDNN_DATA_BFLOAT16);
   const auto sum = g.bound(CUDNN_DATA_FLOAT, column, column_strides);
   const auto dq_sum = g.bound(CUDNN_DATA_FLOAT, full, {heads * tokens * depth, tokens * depth, depth, 1});
   const auto scale = g.scalar(), minus_infinity = g.scalar(), one = g.scalar();
@@ -193,10 +196,13 @@ int64_t workspace_bytes(bool backward, int64_t tokens, int64_t heads, int64_t de
 const Plan& plan_for(Cudnn& c, const Key& key) {
   const auto found = c.plans.find(key);
   if (found != c.plans.end()) return found->second;
-  const auto [backward, tokens, heads, kv_heads, depth] = key;
+  const auto [backward, tokens, heads, kv_heads, depth, dv_row] = key;
   Plan plan;
   plan.graph = std::make_unique<GraphBuilder>(c.library);
-  (backward ? build_backward : build_forward)(*plan.graph, tokens, heads, kv_heads, depth);
+  if (backward)
+    build_backward(*plan.graph, tokens, heads, kv_heads, depth, dv_row);
+  else
+    build_forward(*plan.graph, tokens, heads, kv_heads, depth);
   plan.plan = plan.graph->plan(c.handle);
   if (plan.plan.empty())
     fail(ExitCode::usage,
@@ -260,7 +266,7 @@ void attention_cudnn_forward(Context& ctx, const AttentionForward& a) {
       t.alloc("cudnn workspace", DType::u8, {workspace_bytes(false, a.queries, a.heads, a.head_dim)});
   if (ctx.dry_run || a.queries == 0) return;
   Cudnn& c = cudnn_of(ctx);
-  const Plan& plan = plan_for(c, {0, a.queries, a.heads, a.kv_heads, a.head_dim});
+  const Plan& plan = plan_for(c, {0, a.queries, a.heads, a.kv_heads, a.head_dim, 0});
   launch(ctx, "attention_first_logit",
          {dim3(blocks_for(a.queries * (a.z0 ? a.heads : 1), kWarps)), dim3(32 * kWarps)}, first_logit, a.z0,
          a.q, a.k, a.visible.first, a.queries, a.heads, a.heads / a.kv_heads, a.kv_heads, a.head_dim, a.scale,
@@ -283,7 +289,7 @@ void attention_cudnn_backward(Context& ctx, const AttentionBackward& a) {
       t.alloc("cudnn workspace", DType::u8, {workspace_bytes(true, a.queries, a.heads, a.head_dim)});
   if (ctx.dry_run || a.queries == 0) return;
   Cudnn& c = cudnn_of(ctx);
-  const Plan& plan = plan_for(c, {1, a.queries, a.heads, a.kv_heads, a.head_dim});
+  const Plan& plan = plan_for(c, {1, a.queries, a.heads, a.kv_heads, a.head_dim, a.dv_row});
   if (c.library.version() < 90600)  // later ones do it themselves
     check(cudaMemsetAsync(dq_sum.data, 0, static_cast<size_t>(dq_sum.bytes()), stream(ctx)),
           "cudaMemsetAsync");

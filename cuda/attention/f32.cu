@@ -56,6 +56,7 @@ struct Problem {
   OwnKeys own;
   const int *selected, *counts;  // Selection: (G, Tq, room), (G, Tq); or null: all visible keys
   T *o, *dq, *dk, *dv;
+  int64_t dv_row;  // elements from one token's dv to the next's
   float *lse, *z0;
   const float *delta, *coef0;
   int64_t queries, keys;
@@ -312,9 +313,8 @@ __global__ void __launch_bounds__(Tile<kDepth>::kThreads, 1) attention_f32_dkv_k
       __syncwarp();
     }
   if (row >= rows) return;
-  const int64_t at = key * stride + kv_head * p.depth;
-  store_row<kDepth>(p.dk + at, dk, p.scale, part, p.depth);
-  store_row<kDepth>(p.dv + at, dv, 1.0f, part, p.depth);
+  store_row<kDepth>(p.dk + key * stride + kv_head * p.depth, dk, p.scale, part, p.depth);
+  store_row<kDepth>(p.dv + key * p.dv_row + kv_head * p.depth, dv, 1.0f, part, p.depth);
 }
 
 template <int kDepth>
@@ -385,6 +385,7 @@ void attention_f32_backward(Context& ctx, const AttentionGrads& grads, const Ten
       p.d_o = device_data<T>(d_o), p.lse = device_data<float>(lse), p.delta = device_data<float>(delta);
       p.coef0 = coef0 ? device_data<float>(coef0) : nullptr;
       p.dq = device_data<T>(grads.dq), p.dk = device_data<T>(grads.dk), p.dv = device_data<T>(grads.dv);
+      p.dv_row = grads.dv.stride();
       launch(ctx, "attention_f32_dq", config_of<kDepth>(p.heads, p.queries, 4),
              attention_f32_dq_kernel<kDepth, T>, p);
       launch(ctx, "attention_f32_dkv", config_of<kDepth>(p.kv_heads, p.keys, 4),

@@ -527,8 +527,8 @@ void launch_backward(Context& ctx, const AttentionBackward& a, float* dq, int* t
   const auto queries = [&](const char* what, const nv_bf16* x) {
     return make_tensor_map_3d(what, x, a.queries, a.heads, kDim, kQueries, 1, 64);
   };
-  const auto keys = [&](const char* what, const nv_bf16* x, int rows) {
-    return make_tensor_map_3d(what, x, a.keys, a.kv_heads, kDim, rows, 1, 64);
+  const auto keys = [&](const char* what, const nv_bf16* x, int rows, int64_t row = 0) {
+    return make_tensor_map_3d(what, x, a.keys, a.kv_heads, kDim, rows, 1, 64, MapElement::bf16, row);
   };
   LaunchConfig config;
   config.grid = dim3(static_cast<unsigned>(std::min(p.key_tiles * a.kv_heads, num_multiprocessors(ctx))));
@@ -536,7 +536,7 @@ void launch_backward(Context& ctx, const AttentionBackward& a, float* dq, int* t
   config.smem = BackwardSmem<kDim>::kBytes;
   launch(ctx, "attention_hopper_backward", config, attention_backward_kernel<kDim>, p, queries("q", a.q),
          keys("k", a.k, kKeys), keys("v", a.v, kKeys), queries("d_o", a.d_o), keys("dk", a.dk, 64),
-         keys("dv", a.dv, 64));
+         keys("dv", a.dv, 64, a.dv_row));
   LaunchConfig turn;
   turn.grid = dim3(static_cast<unsigned>(p.query_tiles), static_cast<unsigned>(a.heads));
   turn.block = dim3(256);

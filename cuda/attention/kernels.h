@@ -33,6 +33,7 @@ struct AttentionBackward {
   bool has_dlse;  // computes delta itself
   VisibleKeys visible;
   nv_bf16 *dq, *dk, *dv;
+  int64_t dv_row;  // elements from one token's dv to the next's
   int64_t queries, keys;
   int heads, kv_heads, head_dim;
   float scale;

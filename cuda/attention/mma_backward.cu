@@ -307,10 +307,10 @@ __global__ void __launch_bounds__(B::kThreads, 1)
   for (int i = tid; i < kKeys * (kDepth / 8); i += B::kThreads) {
     const int row = i / (kDepth / 8), chunk = i % (kDepth / 8);
     if (k0 + row >= keys) break;
-    const int64_t at = (static_cast<int64_t>(k0 + row) * a.kv_heads + kv_head()) * kDepth + chunk * 8;
+    const int64_t key = k0 + row, at = kv_head() * kDepth + chunk * 8;
     const unsigned char* const from = smem + swizzled<kDepth>(row, chunk);
-    store_vec<8>(a.dk + at, *reinterpret_cast<const Vec16<nv_bf16>*>(from));
-    store_vec<8>(a.dv + at, *reinterpret_cast<const Vec16<nv_bf16>*>(from + B::kV));
+    store_vec<8>(a.dk + key * a.kv_heads * kDepth + at, *reinterpret_cast<const Vec16<nv_bf16>*>(from));
+    store_vec<8>(a.dv + key * a.dv_row + at, *reinterpret_cast<const Vec16<nv_bf16>*>(from + B::kV));
   }
 }
 

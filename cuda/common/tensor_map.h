@@ -82,11 +82,13 @@ inline TensorMap make_tensor_map_2d(const char* what, const void* base, int64_t 
 }
 /// A contiguous tensor (n2, n1, n0); boxes (b2, b1, b0), coordinates in the order of dimension 0, 1, 2.
 inline TensorMap make_tensor_map_3d(const char* what, const void* base, int64_t n2, int64_t n1, int64_t n0,
-                                    int b2, int b1, int b0, MapElement element = MapElement::bf16) {
+                                    int b2, int b1, int b0, MapElement element = MapElement::bf16,
+                                    int64_t ld = 0) {
+  if (ld == 0) ld = n0 * n1;
   return make_tensor_map(what, base,
                          {3,
                           {static_cast<uint64_t>(n0), static_cast<uint64_t>(n1), static_cast<uint64_t>(n2)},
-                          {static_cast<uint64_t>(n0), static_cast<uint64_t>(n0 * n1)},
+                          {static_cast<uint64_t>(n0), static_cast<uint64_t>(ld)},
                           {static_cast<uint32_t>(b0), static_cast<uint32_t>(b1), static_cast<uint32_t>(b2)},
                           element});
 }

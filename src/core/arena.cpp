@@ -120,6 +120,7 @@ Tensor ScratchScope::like(const char* name, const Tensor& t) {
   Tensor r = t;
   const Tensor flat = arena_.alloc_temporary(name, t.dtype, {t.numel()});
   r.data = flat.data;
+  r.row_stride = 0;
   r.name = name;
   return r;
 }

@@ -33,7 +33,9 @@ bool Tensor::has_shape(std::initializer_list<int64_t> dims) const {
 
 Tensor Tensor::view(std::initializer_list<int64_t> dims) const {
   Tensor t(data, dtype, dims, name, device);
-  SLUICE_CHECK(t.numel() == numel(), "tensor {}: cannot view {} as {}", name, describe(), t.describe());
+  SLUICE_CHECK(t.numel() == numel() && (contiguous() || t.shape[0] == shape[0]),
+               "tensor {}: cannot view {} as {}", name, describe(), t.describe());
+  t.row_stride = row_stride;
   return t;
 }
 
@@ -41,18 +43,31 @@ Tensor Tensor::rows(int64_t begin, int64_t count) const {
   SLUICE_CHECK(rank >= 1 && begin >= 0 && count >= 0 && begin + count <= shape[0],
                "tensor {}: rows [{}, {}) of {}", name, begin, begin + count, describe());
   Tensor t = *this;
-  const int64_t row_bytes = shape[0] ? bytes() / shape[0] : 0;
   t.shape[0] = count;
-  if (data) t.data = static_cast<char*>(data) + begin * row_bytes;
+  if (data) t.data = static_cast<char*>(data) + begin * stride() * dtype_size(dtype);
   return t;
 }
 
-std::string Tensor::describe() const { return shape_text(shape.data(), rank) + " " + dtype_name(dtype); }
+Tensor Tensor::columns(int64_t begin, int64_t count) const {
+  SLUICE_CHECK(rank == 2 && begin >= 0 && count >= 0 && begin + count <= shape[1],
+               "tensor {}: columns [{}, {}) of {}", name, begin, begin + count, describe());
+  Tensor t = *this;
+  if (count < shape[1]) t.row_stride = stride();
+  t.shape[1] = count;
+  if (data) t.data = static_cast<char*>(data) + begin * dtype_size(dtype);
+  return t;
+}
+
+std::string Tensor::describe() const {
+  const std::string text = shape_text(shape.data(), rank) + " " + dtype_name(dtype);
+  return contiguous() ? text : fmt::format("{} with rows {} elements apart", text, row_stride);
+}
 
 void check_tensor(const char* op, const char* argument, const Tensor& t, DType dtype,
                   std::initializer_list<int64_t> dims) {
-  SLUICE_CHECK(t.dtype == dtype && t.has_shape(dims), "{}: {} must be {} {}, got {}", op, argument,
-               shape_text(dims.begin(), static_cast<int>(dims.size())), dtype_name(dtype), t.describe());
+  SLUICE_CHECK(t.contiguous() && t.dtype == dtype && t.has_shape(dims), "{}: {} must be {} {}, got {}", op,
+               argument, shape_text(dims.begin(), static_cast<int>(dims.size())), dtype_name(dtype),
+               t.describe());
 }
 
 }  // namespace sluice

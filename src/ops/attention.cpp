@@ -68,7 +68,7 @@ void check_backward(const char* op, const Context& ctx, const AttentionGrads& gr
                keys);
   check_like(op, "dq", grads.dq, in.q);
   check_like(op, "dk", grads.dk, in.k);
-  check_like(op, "dv", grads.dv, in.v);
+  check_rows_like(op, "dv", grads.dv, in.v);
   check_like(op, "the output's gradient", d_out, in.q);
   check_like(op, "o", state.o, in.q);
   check_tensor(op, "lse", state.lse, statistics, {heads, tokens});
@@ -146,7 +146,9 @@ void gated_attention_backward(Context& ctx, const AttentionGrads& grads, const T
     check_sink(op, o, lse, output.sink);
     check_tensor(op, "dsink", grads.dsink, lse.dtype, {o.dim(1)});
   }
-  if (output.gate) check_count(op, "dgate", grads.dgate, grads.dgate.dtype, output.gate.numel());
+  if (output.gate)
+    SLUICE_CHECK(grads.dgate.numel() == output.gate.numel(), "{}: dgate must be {}, got {}", op,
+                 output.gate.describe(), grads.dgate.describe());
   if (output.dhead) {
     check_tensor(op, "dhead", output.dhead, DType::f64, {o.dim(1)});
     SLUICE_CHECK(output.gate && output.kind.sharing == GateSharing::specific,

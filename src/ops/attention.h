@@ -45,8 +45,9 @@ struct AttentionState {
 /// Gradients of the inputs, overwritten, and of the members of AttentionOutput.
 struct AttentionGrads {
   Tensor dq;          // (Tq, H, D)
-  Tensor dk, dv;      // (Tk, Hkv, D)
-  Tensor dgate = {};  // the shape and dtype of the gate's logits, overwritten; empty without a gate
+  Tensor dk, dv;      // (Tk, Hkv, D); dv may be columns of a matrix
+  Tensor dgate = {};  // the shape and dtype of the gate's logits, overwritten; may be columns of a matrix;
+                      // empty without a gate
   Tensor dsink = {};  // (H) of accumulate_dtype, added to; empty without a sink
   Tensor dextra_key = {}, dextra_value = {};  // (Hx, D) of accumulate_dtype, added to; empty likewise
 };

@@ -43,6 +43,8 @@ void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const T
   SLUICE_CHECK(dz.dtype == expected && dz.rank == z.rank && dz.shape == z.shape,
                "gate_backward: dz must have the shape of z, {}, and be {}, got {}", z.describe(),
                dtype_name(expected), dz.describe());
+  SLUICE_CHECK(per_token || dz.contiguous(), "gate_backward: dz of a parameter must be contiguous, got {}",
+               dz.describe());
   SLUICE_CHECK(
       per_token || x.dim(0) > 1,
       "gate_backward: with one token, z {} may be an activation or a parameter; run at least two tokens",

@@ -30,11 +30,11 @@ inline bool measures_importance(const GateKind& kind) {
 /// type. Shared headwise scores average to one score per token.
 void gate_forward(Context& ctx, Tensor y, const Tensor& x, const Tensor& z, const GateKind& kind);
 
-/// dx (T, H, D) is overwritten and may alias dy. dz has the shape of z: for Z = T it is overwritten and has
-/// z's dtype; for Z = 1 it is a parameter gradient of accumulate_dtype and is accumulated. With T = 1 the two
-/// differ only in dtype, so f32 and f64 are refused. dhead (H) f64, or empty: an additional gradient of every
-/// token's mean score over the channels of a head, added to ds before rounding (dz += a'(z) dhead_h /
-/// channels of z). Only for scores specific to a head.
+/// dx (T, H, D) is overwritten and may alias dy. dz has the shape of z: for Z = T it is overwritten, has
+/// z's dtype and may be columns of a matrix; for Z = 1 it is a parameter gradient of accumulate_dtype and is
+/// accumulated. With T = 1 the two differ only in dtype, so f32 and f64 are refused. dhead (H) f64, or empty:
+/// an additional gradient of every token's mean score over the channels of a head, added to ds before
+/// rounding (dz += a'(z) dhead_h / channels of z). Only for scores specific to a head.
 void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const Tensor& x, const Tensor& z,
                    const GateKind& kind, const Tensor& dhead = {});
 

@@ -2,11 +2,9 @@
 
 #include "ops/checks.h"
 #include "ops/dispatch.h"
-#include "ops/rmsnorm.h"
-#include "ops/rope.h"
 
-SLUICE_DECLARE_CUDA(norm_rope_forward)
-SLUICE_DECLARE_CUDA(norm_rope_backward)
+SLUICE_DECLARE_BACKENDS(norm_rope_forward)
+SLUICE_DECLARE_BACKENDS(norm_rope_backward)
 
 namespace sluice {
 namespace {
@@ -18,7 +16,7 @@ void check_norm_rope(const char* op, const Tensor& out, const Tensor& rstd, cons
                x.describe());
   const int64_t T = x.dim(0), H = x.dim(1), D = x.dim(2);
   const DType wide = accumulate_dtype(x.dtype);
-  check_like(op, "the output", out, x);
+  check_rows_like(op, "the output", out, x);
   check_tensor(op, "rstd", rstd, wide, {T * H});
   if (weight.rank == 1)
     check_tensor(op, "weight", weight, x.dtype, {D});
@@ -35,9 +33,8 @@ void check_norm_rope(const char* op, const Tensor& out, const Tensor& rstd, cons
 void norm_rope_forward(Context& ctx, Tensor y, Tensor rstd, const Tensor& x, const Tensor& weight, double eps,
                        const Tensor& positions, const Tensor& cos, const Tensor& sin) {
   check_norm_rope("norm_rope_forward", y, rstd, x, weight, positions, cos, sin);
-  SLUICE_DISPATCH_CUDA_ONLY(norm_rope_forward, ctx, y, rstd, x, weight, eps, positions, cos, sin);
-  rmsnorm_forward(ctx, y, rstd, x, weight, eps);
-  rope_forward(ctx, y, y, positions, cos, sin);
+  check_like("norm_rope_forward", "y", y, x);
+  SLUICE_DISPATCH(norm_rope_forward, ctx, y, rstd, x, weight, eps, positions, cos, sin);
 }
 
 void norm_rope_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x,
@@ -49,9 +46,7 @@ void norm_rope_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& d
     check_count("norm_rope_backward", "dweight", dweight, accumulate_dtype(x.dtype), weight.numel());
   else
     SLUICE_CHECK(dweight.empty(), "norm_rope_backward: dweight without a weight, got {}", dweight.describe());
-  SLUICE_DISPATCH_CUDA_ONLY(norm_rope_backward, ctx, dx, dweight, dy, x, weight, rstd, positions, cos, sin);
-  rope_backward(ctx, dx, dy, positions, cos, sin);
-  rmsnorm_backward(ctx, dx, dweight, dx, x, weight, rstd, Into::overwrite);
+  SLUICE_DISPATCH(norm_rope_backward, ctx, dx, dweight, dy, x, weight, rstd, positions, cos, sin);
 }
 
 }  // namespace sluice

@@ -1,6 +1,6 @@
 #pragma once
 // RMSNorm of every head followed by the rotary embedding, for queries and keys (QK-norm), in one pass over
-// memory if the backend supports it. The formulas are those of ops/rmsnorm.h and ops/rope.h.
+// memory. The formulas are those of ops/rmsnorm.h and ops/rope.h.
 #include "core/context.h"
 
 namespace sluice {
@@ -11,7 +11,8 @@ namespace sluice {
 void norm_rope_forward(Context& ctx, Tensor y, Tensor rstd, const Tensor& x, const Tensor& weight, double eps,
                        const Tensor& positions, const Tensor& cos, const Tensor& sin);
 
-/// dx (T, H, D) overwritten, may alias dy; dweight += (accumulate_dtype). x is the input of forward.
+/// dx (T, H, D) overwritten, may alias dy, or be columns of a matrix; dweight += (accumulate_dtype). x is the
+/// input of forward.
 void norm_rope_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& dy, const Tensor& x,
                         const Tensor& weight, const Tensor& rstd, const Tensor& positions, const Tensor& cos,
                         const Tensor& sin);

@@ -6,7 +6,7 @@
 
 namespace sluice {
 
-/// Rows t of x (T, ...) become 0 where targets (T) i32 has kPadding.
+/// Rows t of x (T, ...), which may be columns of a matrix, become 0 where targets (T) i32 has kPadding.
 void clear_padding(Context& ctx, Tensor x, const Tensor& targets);
 
 }  // namespace sluice

@@ -19,7 +19,7 @@ void check_rope(const char* op, const char* out_name, const Tensor& out, const c
   SLUICE_CHECK(in.rank == 3 && in.dim(2) % 2 == 0, "{}: {} must be (T, H, D) with D even, got {}", op,
                in_name, in.describe());
   SLUICE_CHECK(cos.rank == 2, "{}: cos must be (positions, D/2), got {}", op, cos.describe());
-  check_like(op, out_name, out, in);
+  check_rows_like(op, out_name, out, in);
   check_tensor(op, "positions", positions, DType::i32, {in.dim(0)});
   check_tensor(op, "cos", cos, accumulate_dtype(in.dtype), {cos.dim(0), in.dim(2) / 2});
   check_tensor(op, "sin", sin, accumulate_dtype(in.dtype), {cos.dim(0), in.dim(2) / 2});
@@ -74,6 +74,7 @@ void rope_table(Tensor cos, Tensor sin, double theta, const RopeScaling& scaling
 void rope_forward(Context& ctx, Tensor y, const Tensor& x, const Tensor& positions, const Tensor& cos,
                   const Tensor& sin) {
   check_rope("rope_forward", "y", y, "x", x, positions, cos, sin);
+  check_like("rope_forward", "y", y, x);
   SLUICE_DISPATCH(rope_forward, ctx, y, x, positions, cos, sin);
 }
 

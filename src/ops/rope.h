@@ -25,7 +25,8 @@ void rope_table(Tensor cos, Tensor sin, double theta, const RopeScaling& scaling
 void rope_forward(Context& ctx, Tensor y, const Tensor& x, const Tensor& positions, const Tensor& cos,
                   const Tensor& sin);
 
-/// dx (T, H, D) = dy rotated back (the transpose of the same linear map); dx may alias dy. Overwritten.
+/// dx (T, H, D) = dy rotated back (the transpose of the same linear map); dx may alias dy, or be columns of
+/// a matrix. Overwritten.
 void rope_backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& positions, const Tensor& cos,
                    const Tensor& sin);
 

@@ -66,6 +66,10 @@ class CaseRun {
                double spread = 1.0) {
     return compared(name, input(name, type, dims, spread));
   }
+  /// An output in columns of a matrix that is wider by 8 on each side, which are compared as well.
+  Tensor columns(const std::string& name, int64_t rows, int64_t width) {
+    return inout(name + "'s matrix", dtype, {rows, width + 16}).columns(8, width);
+  }
   /// An input that the op overwrites in place (aliasing): compared afterwards.
   Tensor compared(const std::string& name, const Tensor& t) {
     outputs_.push_back({name, t, {}});

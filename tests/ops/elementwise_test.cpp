@@ -41,7 +41,8 @@ TEST_CASE("add, clip and scale equal their formulas", "[elementwise]") {
   for (int64_t i = 0; i < n; ++i) CHECK(Pool::get(c, i) == 1.25);
 }
 
-TEST_CASE("columns are extracted and added at their position, over types and threads", "[elementwise]") {
+TEST_CASE("columns are extracted, written and added at their position, over types and threads",
+          "[elementwise]") {
   check_op([](Pool& pool, Context& ctx, DType type) {
     const Tensor x = exact_normal(pool, type, {300, 90}), part = pool.zeros(type, {300, 70}),
                  y = pool.zeros(type, {300, 90});
@@ -51,6 +52,9 @@ TEST_CASE("columns are extracted and added at their position, over types and thr
       const bool inside = i % 90 >= 20;
       REQUIRE(Pool::get(y, i) == (inside ? Pool::get(x, i - 7) : 0));
     }
+    put_columns(ctx, y, part, 0);
+    for (int64_t i = 0; !ctx.dry_run && i < y.numel(); ++i)
+      REQUIRE(Pool::get(y, i) == Pool::get(x, i % 90 < 70 ? i + 13 : i - 7));
     return std::vector{part, y};
   });
   Pool pool;

@@ -231,13 +231,18 @@ void backward_of(Context& ctx, const AttentionGrads& grads, const Tensor& d_o, c
                        of_scores.coef0.empty() ? nullptr : of_scores.coef0.as<A>(),
                        grads.dq.as<T>(),
                        grads.dk.as<T>(),
-                       grads.dv.as<T>(),
+                       grads.dv.as_rows<T>(),
+                       grads.dv.stride(),
                        dk_sum,
                        dv_sum,
                        p.tk * p.padded_depth,
+                       p.padded_depth,
                        p.padded_depth};
   if constexpr (Operands::kSumsInPlace)
-    if (in_place) b.dk_sum = b.dk, b.dv_sum = b.dv, b.sum_head = p.depth, b.sum_row = p.kv_heads * p.depth;
+    if (in_place) {
+      b.dk_sum = b.dk, b.dv_sum = b.dv, b.sum_head = p.depth;
+      b.dk_sum_row = p.kv_heads * p.depth, b.dv_sum_row = b.dv_row;
+    }
 
   const T *o_in = state.o.as<T>(), *d_o_in = d_o.as<T>();
   const A* const dlse_in = of_scores.dlse.empty() ? nullptr : of_scores.dlse.as<A>();

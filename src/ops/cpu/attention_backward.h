@@ -24,8 +24,9 @@ struct Backward {
   const T* d_o;
   const A *lse, *delta, *coef0;  // (H, T); coef0 may be null
   T *dq, *dk, *dv;
-  A *dk_sum, *dv_sum;  // row j of kv head g at g * sum_head + j * sum_row
-  int64_t sum_head, sum_row;
+  int64_t dv_row;      // elements from one token's dv to the next's
+  A *dk_sum, *dv_sum;  // row j of kv head g at g * sum_head + j * its sum_row
+  int64_t sum_head, dk_sum_row, dv_sum_row;
 
   static int64_t workspace(const Problem<T>& p) {
     return p.padded_depth * kLaneStride + 2 * kKeys * kLaneStride + Operands::backward_size(p);
@@ -125,10 +126,10 @@ struct Backward {
       score_gradients(w, block, strip);
       if (for_rows) w.operands.add_keys(w.dq_t, w.dp, span);
       if (for_keys) {
-        const int64_t at = kv_head * sum_head + strip.begin * sum_row;
+        const int64_t head = kv_head * sum_head;
         span.width = std::min(strip.width, block.count - lane);
-        w.operands.add_value_gradients(dv_sum + at, sum_row, w.s, span);
-        w.operands.add_key_gradients(dk_sum + at, sum_row, w.dp, span);
+        w.operands.add_value_gradients(dv_sum + head + strip.begin * dv_sum_row, dv_sum_row, w.s, span);
+        w.operands.add_key_gradients(dk_sum + head + strip.begin * dk_sum_row, dk_sum_row, w.dp, span);
       }
     }
   }
@@ -142,17 +143,18 @@ struct Backward {
   }
   void zero_keys(int64_t kv_head, int64_t k0, int64_t k1) const {
     for (int64_t j = k0; j < k1; ++j) {
-      std::fill_n(dk_sum + kv_head * sum_head + j * sum_row, p.padded_depth, A(0));
-      std::fill_n(dv_sum + kv_head * sum_head + j * sum_row, p.padded_depth, A(0));
+      std::fill_n(dk_sum + kv_head * sum_head + j * dk_sum_row, p.padded_depth, A(0));
+      std::fill_n(dv_sum + kv_head * sum_head + j * dv_sum_row, p.padded_depth, A(0));
     }
   }
   void store_keys(int64_t kv_head, int64_t k0, int64_t k1) const {
     if (static_cast<const void*>(dk_sum) == dk) return;  // summed in place
     const A key_scale = Operands::key_gradient_scale(p);
     for (int64_t j = k0; j < k1; ++j) {
-      const int64_t from = kv_head * sum_head + j * sum_row, to = (j * p.kv_heads + kv_head) * p.depth;
-      for (int64_t d = 0; d < p.depth; ++d) store(dk + to + d, dk_sum[from + d] * key_scale);
-      store_row(dv + to, dv_sum + from, p.depth);
+      const A* const sum = dk_sum + kv_head * sum_head + j * dk_sum_row;
+      T* const to = dk + (j * p.kv_heads + kv_head) * p.depth;
+      for (int64_t d = 0; d < p.depth; ++d) store(to + d, sum[d] * key_scale);
+      store_row(dv + j * dv_row + kv_head * p.depth, dv_sum + kv_head * sum_head + j * dv_sum_row, p.depth);
     }
   }
 

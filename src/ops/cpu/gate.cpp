@@ -226,7 +226,8 @@ void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const T
     const int64_t row = g.heads * g.channels, buffer = g.block * g.n;
     A *s = scores.as<A>(), *slope = slopes.as<A>(), *sums = partials.as<A>();
     if (g.per_token) {
-      T* dzp = dz.as<T>();
+      T* dzp = dz.as_rows<T>();
+      const int64_t stride = dz.stride();
       for_each_block(g, [&](int64_t c, int64_t t, int64_t count) {
         A *sc = s + c * buffer, *kc = slope + c * buffer, *ds = dscores.as<A>() + c * buffer;
         score_tokens<T, A>(kind, sc, kc, zp + t * g.n, count, g.heads, g.width);
@@ -235,8 +236,12 @@ void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const T
         if (kind.sharing != GateSharing::specific)
           for (int64_t i = 0; i < count; ++i) share(ds + i * g.n, g.heads, g.width, A(1));
         add_head_gradient(ds, dhead, count, g.heads, g.width, A(1));
+        const int64_t n = dz.contiguous() ? count * g.n : g.n;
+        for (int64_t i = 0; i < count * g.n; i += n) {
+          T* const to = dzp + (t + i / g.n) * stride;
 #pragma omp simd
-        for (int64_t i = 0; i < count * g.n; ++i) store(dzp + t * g.n + i, kc[i] * ds[i]);
+          for (int64_t j = 0; j < n; ++j) store(to + j, kc[i + j] * ds[i + j]);
+        }
       });
       return;
     }

@@ -17,6 +17,7 @@
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
 #include "ops/cpu/vectors.h"
+#include "ops/cpu/rope_table.h"
 // clang-format on
 
 namespace {
@@ -27,13 +28,11 @@ void rotate(const char* op, Tensor y, const Tensor& x, const Tensor& positions, 
             const Tensor& sin, accumulate_t<T> direction) {
   using A = accumulate_t<T>;
   constexpr int64_t W = Simd<A>::kWidth;
-  const int64_t tokens = x.dim(0), heads = x.dim(1), half = x.dim(2) / 2, table = cos.dim(0);
+  const int64_t tokens = x.dim(0), heads = x.dim(1), half = x.dim(2) / 2;
+  check_positions(op, positions, cos);
   const int32_t* const position = positions.as<int32_t>();
-  for (int64_t t = 0; t < tokens; ++t)
-    if (position[t] < 0 || position[t] >= table)
-      fail(ExitCode::data, "{}: position {} of token {} is outside the table of {} positions", op,
-           position[t], t, table);
-  T* const out = y.as<T>();
+  T* const out = y.as_rows<T>();
+  const int64_t row = y.stride();
   const T* const in = x.as<T>();
   const A *const cos_table = cos.as<A>(), *const sin_table = sin.as<A>();
   parallel_for(tokens, 32, [&](int64_t begin, int64_t end) {
@@ -41,7 +40,7 @@ void rotate(const char* op, Tensor y, const Tensor& x, const Tensor& positions, 
       const A *c = cos_table + position[t] * half, *s = sin_table + position[t] * half;
       for (int64_t h = 0; h < heads; ++h) {
         const T *x1 = in + (t * heads + h) * 2 * half, *x2 = x1 + half;
-        T *y1 = out + (t * heads + h) * 2 * half, *y2 = y1 + half;
+        T *y1 = out + t * row + h * 2 * half, *y2 = y1 + half;
         // y may be x: both elements of a pair are read before either is written.
         const auto turn = [&](int64_t i, const auto& get, const auto& put) {
           const auto a = get(x1 + i), b = get(x2 + i), ci = get(c + i), si = direction * get(s + i);

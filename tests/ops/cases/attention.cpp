@@ -66,7 +66,9 @@ AttentionGrads grads(CaseRun& r, const Shape& s) {
   AttentionGrads d;
   d.dq = r.output("dq", {s.queries, s.heads, s.depth});
   d.dk = r.output("dk", {s.keys, s.kv_heads, s.depth});
-  d.dv = r.output("dv", {s.keys, s.kv_heads, s.depth});
+  // In every second shape as columns of a matrix.
+  d.dv = s.keys % 2 == 0 ? r.columns("dv", s.keys, s.kv_heads * s.depth).view({s.keys, s.kv_heads, s.depth})
+                         : r.output("dv", {s.keys, s.kv_heads, s.depth});
   return d;
 }
 
@@ -153,9 +155,13 @@ OpCase gated_case(const Shape& s, const Extras& e, bool backward) {
         const Tensor dy = r.input("dy", {tokens, s.heads, s.depth});
         const Tensor dlse = e.dlse ? r.input("dlse", r.wide, {s.heads, tokens}) : Tensor();
         const Tensor coef0 = e.coef0 ? r.input("coef0", r.wide, {s.heads, tokens}, 0.1) : Tensor();
-        const Tensor dgate = e.gate == 1   ? r.output("dgate", {tokens, s.heads, s.depth})
-                             : e.gate == 2 ? r.output("dgate", {tokens, s.heads})
-                                           : Tensor();
+        const bool columns = tokens % 2 == 0;
+        Tensor dgate;
+        if (e.gate == 1)
+          dgate = columns ? r.columns("dgate", tokens, s.heads * s.depth).view({tokens, s.heads, s.depth})
+                          : r.output("dgate", {tokens, s.heads, s.depth});
+        if (e.gate == 2)
+          dgate = columns ? r.columns("dgate", tokens, s.heads) : r.output("dgate", {tokens, s.heads});
         const Tensor dsink = e.sink ? r.inout("dsink", r.wide, {s.heads}) : Tensor();
         AttentionGrads d = grads(r, s);
         d.dgate = dgate, d.dsink = dsink;

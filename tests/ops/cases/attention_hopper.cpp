@@ -105,7 +105,11 @@ OpCase backward_case(const Shape& s, bool coef0, bool deterministic = true) {
         const Tensor c = coef0 ? r.input("coef0", r.wide, {s.heads, s.queries}, 0.1) : Tensor();
         const Tensor dq = r.output("dq", {s.queries, s.heads, s.depth});
         const Tensor dk = r.output("dk", {s.keys, s.kv_heads, s.depth});
-        const Tensor dv = r.output("dv", {s.keys, s.kv_heads, s.depth});
+        // In every second shape as columns of a matrix.
+        const Tensor dv =
+            s.keys % 2 == 0
+                ? r.columns("dv", s.keys, s.kv_heads * s.depth).view({s.keys, s.kv_heads, s.depth})
+                : r.output("dv", {s.keys, s.kv_heads, s.depth});
         const bool was = r.ctx.deterministic;
         r.ctx.deterministic = deterministic;
         attention_forward(r.ctx, {o, lse}, in);

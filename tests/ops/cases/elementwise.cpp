@@ -86,6 +86,7 @@ OpCase rounding_case(int64_t n, bool shifted) {
 OpCase columns_case(int64_t rows, int64_t width, int64_t begin, int64_t n) {
   return {fmt::format("columns ({}, {}) of {} from {} on", rows, n, width, begin), [=](CaseRun& r) {
             take_columns(r.ctx, r.output("part", {rows, n}), r.input("x", {rows, width}), begin);
+            put_columns(r.ctx, r.inout("z", r.dtype, {rows, width}), r.input("new part", {rows, n}), begin);
             add_columns(r.ctx, r.inout("y", r.dtype, {rows, width}), r.input("added", {rows, n}), begin);
           }};
 }
@@ -103,6 +104,7 @@ OpCase padding_case(int64_t tokens, int64_t width) {
             const Tensor targets = r.input("targets", DType::i32, {tokens},
                                            [](int64_t t) { return t % 5 == 3 ? kPadding : t % 3 - 1.; });
             clear_padding(r.ctx, r.inout("x", r.dtype, {tokens, width}), targets);
+            clear_padding(r.ctx, r.columns("columns", tokens, width), targets);
           }};
 }
 

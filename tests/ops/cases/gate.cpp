@@ -30,7 +30,11 @@ OpCase gate_case(const GateCase& g) {
             const Tensor x = r.input("x", {T, H, D}), dy = r.input("dy", {T, H, D}),
                          z = scores(r.input("z", {slots}, 2));
             gate_scores(r.ctx, scores(r.output("scores", r.wide, {slots})), z, g.kind);
-            const Tensor dz = g.per_token ? r.output("dz", {slots}) : r.inout("dz", r.wide, {slots});
+            // As columns of a matrix in every second shape of scores per token.
+            const int64_t slots_of_token = slots / Z;
+            const Tensor dz = !g.per_token           ? r.inout("dz", r.wide, {slots}).view({1, slots})
+                              : (T + H + D) % 2 == 1 ? r.columns("dz", T, slots_of_token)
+                                                     : r.output("dz", {T, slots_of_token});
             // A gradient of heads' mean scores joins in every second shape of scores specific to a head.
             const bool heads = g.kind.sharing == GateSharing::specific && (T + H + D) % 2 == 0;
             const Tensor dhead = heads ? r.input("dhead", DType::f64, {H}) : Tensor();

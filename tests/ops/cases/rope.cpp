@@ -38,12 +38,14 @@ OpCase rope_case(int64_t tokens, int64_t heads, int64_t width, bool in_place) {
               return in_place ? r.compared(name, in) : r.output(name, {tokens, heads, width});
             };
             rope_forward(r.ctx, out("y", x), x, t.positions, t.cos, t.sin);
-            rope_backward(r.ctx, out("dx", dy), dy, t.positions, t.cos, t.sin);
+            // In every second shape as columns of a matrix.
+            const Tensor dx = !in_place && tokens % 2 == 1
+                                  ? r.columns("dx", tokens, heads * width).view({tokens, heads, width})
+                                  : out("dx", dy);
+            rope_backward(r.ctx, dx, dy, t.positions, t.cos, t.sin);
           }};
 }
 
-/// The CPU composes the two ops and rounds between them, which a GPU does not: in bf16 the roundings of two
-/// results differ, not of one.
 OpCase norm_rope_case(int64_t tokens, int64_t heads, int64_t width, bool per_head, bool in_place,
                       bool weights = true) {
   return {fmt::format("norm_rope T={} H={} D={}{}{}", tokens, heads, width,
@@ -64,10 +66,12 @@ OpCase norm_rope_case(int64_t tokens, int64_t heads, int64_t width, bool per_hea
             const Tensor dw = !weights   ? Tensor()
                               : per_head ? r.inout("dweight", r.wide, {heads, width})
                                          : r.inout("dweight", r.wide, {width});
-            const Tensor dx = in_place ? r.compared("dx", dy) : r.output("dx", {tokens, heads, width});
+            const Tensor dx = in_place ? r.compared("dx", dy)
+                              : (tokens + heads) % 2 == 0
+                                  ? r.columns("dx", tokens, heads * width).view({tokens, heads, width})
+                                  : r.output("dx", {tokens, heads, width});
             norm_rope_backward(r.ctx, dx, dw, dy, x, w, rstd, t.positions, t.cos, t.sin);
-          },
-          2};
+          }};
 }
 
 /// A position outside the table is reported, immediately or at the next synchronize.
