@@ -1,5 +1,8 @@
 #include "nn/attention.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "nn/init.h"
 #include "nn/sequence_ranks.h"
 #include "nn/weight_gradient.h"
@@ -25,21 +28,37 @@ ByPosition<GateSite> gate_sites(const ModelConfig& config) {
   return sites;
 }
 
-ParamStore::Id add_projection(ParamStore& store, const std::string& name, int64_t out, int64_t in,
-                              const Init& init) {
-  return store.add({.name = name + ".weight",
-                    .shape = {out, in},
-                    .init = init,
-                    .packed = true,
-                    .when_frozen = WhenFrozen::adapted,
-                    .summed_by_products = true});
+ParamSpec projection(const std::string& name, int64_t out, int64_t in, const Init& init) {
+  return {.name = name + ".weight",
+          .shape = {out, in},
+          .init = init,
+          .packed = true,
+          .when_frozen = WhenFrozen::adapted,
+          .summed_by_products = true};
 }
 
-/// Of the hidden state.
-ParamStore::Id add_projection(const ModelConfig& config, ParamStore& store, const std::string& name,
-                              int64_t out) {
+/// Of the hidden state: one of InputProjections.
+ParamStore::Id add_input_projection(const ModelConfig& config, ParamStore& store, const std::string& name,
+                                    int64_t out, bool first) {
   const int64_t C = config.hidden_size;
-  return add_projection(store, name, out, C, matrix_init(config, out, C));
+  ParamSpec spec = projection(name, out, C, matrix_init(config, out, C));
+  spec.joined = !first;
+  spec.joined_in_backward = true;
+  return store.add(std::move(spec));
+}
+
+/// Whether the logits of the first gate are a product of the layer's input whose gradient the core leaves,
+/// without a bias between the two.
+bool gate_is_input_projection(const ModelConfig& config) {
+  const AttentionConfig& attention = config.attention;
+  if (attention.gates.empty() || attention.exclusive != ExclusiveAttention::none ||
+      attention.output_norm != OutputNorm::none || attention.output_activation != OutputActivation::none)
+    return false;
+  const auto at_output = [](const GateConfig& gate) { return gate.position == P::sdpa_output; };
+  const GateConfig& gate = attention.gates.front();
+  return at_output(gate) && gate.input == GateInput::hidden && !gate.bias &&
+         (gate.input_channels == 0 || gate.input_channels == config.hidden_size) &&
+         std::count_if(attention.gates.begin(), attention.gates.end(), at_output) == 1;
 }
 
 Attention::Core make_core(const ModelConfig& config, ParamStore& store, const std::string& prefix,
@@ -60,32 +79,36 @@ Attention::Attention(const ModelConfig& config, ParamStore& store, const std::st
       heads_(config.num_attention_heads),
       head_dim_(config.head_dim),
       hidden_size_(config.hidden_size),
-      q_proj_(add_projection(config, store, prefix + ".q_proj", heads_ * head_dim_)),
-      k_proj_(add_projection(config, store, prefix + ".k_proj",
-                             SwitchHeads::rows(config, SwitchHeads::Of::keys))),
-      v_proj_(add_projection(config, store, prefix + ".v_proj",
-                             SwitchHeads::rows(config, SwitchHeads::Of::values))),
+      q_proj_(add_input_projection(config, store, prefix + ".q_proj", heads_ * head_dim_, /*first=*/true)),
+      k_proj_(add_input_projection(config, store, prefix + ".k_proj",
+                                   SwitchHeads::rows(config, SwitchHeads::Of::keys), false)),
+      v_proj_(add_input_projection(config, store, prefix + ".v_proj",
+                                   SwitchHeads::rows(config, SwitchHeads::Of::values), false)),
+      // At the position of the gates that they equal with one expert.
+      k_switch_(config, store, prefix + ".k_switch.weight", SwitchHeads::Of::keys),
+      v_switch_(config, store, prefix + ".v_switch.weight", SwitchHeads::Of::values),
+      gates_(config, store, prefix, gate_sites(config), gate_is_input_projection(config)),
       o_proj_(
-          add_projection(store, prefix + ".o_proj", hidden_size_, heads_ * head_dim_, residual_init(config))),
+          store.add(projection(prefix + ".o_proj", hidden_size_, heads_ * head_dim_, residual_init(config)))),
       q_bias_(config.attention_bias, store, prefix + ".q_proj", store.spec(q_proj_).shape[0]),
       k_bias_(config.attention_bias, store, prefix + ".k_proj", store.spec(k_proj_).shape[0]),
       v_bias_(config.attention_bias, store, prefix + ".v_proj", store.spec(v_proj_).shape[0]),
       o_bias_(config.attention_bias, store, prefix + ".o_proj", hidden_size_),
-      // At the position of the gates that they equal with one expert.
-      k_switch_(config, store, prefix + ".k_switch.weight", SwitchHeads::Of::keys),
-      v_switch_(config, store, prefix + ".v_switch.weight", SwitchHeads::Of::values),
-      gates_(config, store, prefix, gate_sites(config)),
       q_position_(config, store, prefix + ".q_norm.weight"),
       k_position_(config, store, prefix + ".k_norm.weight"),
       core_(make_core(config, store, prefix, layer, sequence_ranks)),
       exclusive_(config, store, prefix + ".exclusive_scale"),
-      output_(config, store, prefix + ".o_norm.weight") {
+      output_(config, store, prefix + ".o_norm.weight"),
+      inputs_(store),
+      gate_is_input_(gate_is_input_projection(config)) {
   const int64_t kv_heads = config.num_key_value_heads;
   SLUICE_CHECK(kv_heads > 0 && heads_ % kv_heads == 0, "attention: {} heads over {} key/value heads", heads_,
                kv_heads);
   SLUICE_CHECK(head_dim_ % 2 == 0, "attention: head_dim must be even, got {}", head_dim_);
   // Without a stage between the core and its gate.
   if (exclusive_.identity() && output_.identity()) gates_.fuse(P::sdpa_output);
+  for (const ParamStore::Id id : {q_proj_, k_proj_, v_proj_}) inputs_.add(id);
+  if (gate_is_input_) inputs_.add(gates_.gate(0).weight());
 }
 
 Flops Attention::flops(int64_t seq_len) const {
@@ -192,9 +215,8 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
 
   const Tensor ddense = gates_[P::dense_output].empty() ? dy : t.like("attention.ddense", s.dense);
   gates_[P::dense_output].backward(ctx, ddense, dy, s.dense, x, s.gates[P::dense_output], dx, into);
-  const Tensor d_o = t.like("attention.d_o", s.core.o);
-  project_backward(ctx, matrix(d_o), ddense, matrix(s.gates[P::sdpa_output].y), o_proj_, o_bias_,
-                   Into::overwrite);
+  const Tensor d_o = t.like("attention.d_o", s.core.o), gated_o = matrix(s.gates[P::sdpa_output].y);
+  linear_backward_input(ctx, matrix(d_o), ddense, store_.linear(o_proj_), Into::overwrite);
 
   // A head's importance is measured by the first gate if there is one, otherwise by the core.
   const Tensor dimportance = sequence.heads ? sequence.heads->gradient(layer_) : Tensor();
@@ -204,10 +226,28 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
   output_.backward(ctx, d_o, d_o, s.exclusive.y, s.output);
   const Tensor dv_own = exclusive_.identity() ? Tensor() : t.like("attention.dv_own", s.v.y);
   exclusive_.backward(ctx, d_o, dv_own, d_o, s.core.y, s.gates[P::value].y);
+
+  // The gradient of a projection is left in its columns by the last op before it, where that can; otherwise
+  // it is copied there.
+  const InputProjections::Gradients projected = inputs_.make_gradients(t, x.dim(0), x.dtype);
+  const auto columns = [&](ParamStore::Id id, const Tensor& like) {
+    const Tensor c = inputs_.gradient(projected, id);
+    return like.rank == 3 ? c.view({like.dim(0), like.dim(1), like.dim(2)}) : c;
+  };
+  const bool alone = !sequence.ranks, by_softmax = alone && softmax();
+  const bool q_in_place = alone && gates_[P::query].empty() && !q_bias_,
+             k_in_place = alone && gates_[P::key].empty() && k_switch_.identity() && !k_bias_,
+             v_in_place =
+                 by_softmax && gates_[P::value].empty() && v_switch_.identity() && !dv_own && !v_bias_,
+             gate_in_place = by_softmax && gate_is_input_;
   const Tensor dq = t.like("attention.dq", s.q), dk = t.like("attention.dk", s.k.y),
-               dv = t.like("attention.dv", s.v.y);
+               dv = v_in_place ? columns(v_proj_, s.v.y) : t.like("attention.dv", s.v.y);
   FusedGate fused = gates_[P::sdpa_output].fused_gate(s.gates[P::sdpa_output]);
-  if (fused) fused.dlogits = t.like("attention.dgate", fused.logits), fused.dscores = dimportance;
+  if (fused) {
+    fused.dlogits = gate_in_place ? columns(gates_.gate(0).weight(), fused.logits)
+                                  : t.like("attention.dgate", fused.logits);
+    fused.dscores = dimportance;
+  }
   const Tensor measured = gated ? Tensor() : dimportance;
   const Heads heads = heads_of(ctx, gathered, x, sequence, s);
   const auto core_backward = [&](const AttentionGrads& grads) {
@@ -232,25 +272,36 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
     core_backward({dq, dk, dv});
   }
   if (fused.dscores && sequence.targets) clear_padding(ctx, fused.dlogits, sequence.targets);
-  gates_[P::sdpa_output].fused_backward(ctx, fused.dlogits, x, dx, into);
+  const auto copy = [&](ParamStore::Id id, const Tensor& gradient, const Bias& bias) {
+    bias.backward(ctx, matrix(gradient));
+    inputs_.put(ctx, projected, id, gradient);
+  };
+  if (!gate_is_input_)
+    gates_[P::sdpa_output].fused_backward(ctx, fused.dlogits, x, dx, into);
+  else if (!gate_in_place)
+    inputs_.put(ctx, projected, gates_.gate(0).weight(), fused.dlogits);
 
-  // Queries first: the gradients of keys and values travel meanwhile.
-  q_position_.backward(ctx, dq, dq, s.gates[P::query].y, sequence, s.q_position);
+  // First what waits for no gradients of keys and values: they travel meanwhile.
+  weight_backward(ctx, store_, o_proj_, ddense, gated_o);
+  o_bias_.backward(ctx, ddense);
+  q_position_.backward(ctx, q_in_place ? columns(q_proj_, s.q) : dq, dq, s.gates[P::query].y, sequence,
+                       s.q_position);
   gates_[P::query].backward(ctx, dq, dq, s.q, x, s.gates[P::query], dx, into);
-  project_backward(ctx, dx, matrix(dq), x, q_proj_, q_bias_, into);
-  into = Into::add;
+  if (!q_in_place) copy(q_proj_, dq, q_bias_);
   if (ranks) ranks->finish(ctx, dk, sent_k);
-  k_position_.backward(ctx, dk, dk, s.gates[P::key].y, sequence, s.k_position);
+  k_position_.backward(ctx, k_in_place ? columns(k_proj_, s.k.y) : dk, dk, s.gates[P::key].y, sequence,
+                       s.k_position);
   gates_[P::key].backward(ctx, dk, dk, s.k.y, x, s.gates[P::key], dx, into);
   const Tensor dk_projected = k_switch_.identity() ? dk : t.like("attention.dk_experts", s.k.projected);
   k_switch_.backward(ctx, dk_projected, dk, x, s.k, dx, into);
-  project_backward(ctx, dx, matrix(dk_projected), x, k_proj_, k_bias_, into);
+  if (!k_in_place) copy(k_proj_, dk_projected, k_bias_);
   if (ranks) ranks->finish(ctx, dv, sent_v);
   if (dv_own) add_forward(ctx, dv, dv, dv_own);
   gates_[P::value].backward(ctx, dv, dv, s.v.y, x, s.gates[P::value], dx, into);
   const Tensor dv_projected = v_switch_.identity() ? dv : t.like("attention.dv_experts", s.v.projected);
   v_switch_.backward(ctx, dv_projected, dv, x, s.v, dx, into);
-  project_backward(ctx, dx, matrix(dv_projected), x, v_proj_, v_bias_, into);
+  if (!v_in_place) copy(v_proj_, dv_projected, v_bias_);
+  inputs_.backward(ctx, dx, projected, x, into);
 }
 
 void Attention::whole_core_backward(Context& ctx, const AttentionGrads& grads, const Tensor& d_o,
@@ -285,13 +336,6 @@ void Attention::project(Context& ctx, const Tensor& y, const Tensor& x, ParamSto
                         const Bias& bias) const {
   linear_forward(ctx, y, x, store_.linear(weight));
   bias.forward(ctx, y);
-}
-
-void Attention::project_backward(Context& ctx, const Tensor& dx, const Tensor& dy, const Tensor& x,
-                                 ParamStore::Id weight, const Bias& bias, Into into) const {
-  linear_backward_input(ctx, dx, dy, store_.linear(weight), into);
-  weight_backward(ctx, store_, weight, dy, x);
-  bias.backward(ctx, dy);
 }
 
 std::optional<HeadGate> Attention::head_gate(const Saved& s, const Tensor& first_key) const {

@@ -6,6 +6,7 @@
 #include "nn/bias.h"
 #include "nn/exclusive.h"
 #include "nn/gate_chain.h"
+#include "nn/input_projections.h"
 #include "nn/output_transform.h"
 #include "nn/qk_position.h"
 #include "nn/sequence.h"
@@ -96,8 +97,6 @@ class Attention {
  private:
   /// y (T, N) from x (T, K).
   void project(Context& ctx, const Tensor& y, const Tensor& x, ParamStore::Id weight, const Bias& bias) const;
-  void project_backward(Context& ctx, const Tensor& dx, const Tensor& dy, const Tensor& x,
-                        ParamStore::Id weight, const Bias& bias, Into into) const;
   /// The core's backward where its sums over tokens are to be those of whole sequences: as one rank computes
   /// them, of what all ranks that share them have, its state once more. Of the gradients this rank keeps its
   /// own tokens'. Arguments are AttentionCore's; `gate` has this rank's logits.
@@ -111,14 +110,17 @@ class Attention {
   ParamStore& store_;
   int64_t layer_, heads_, head_dim_, hidden_size_;
   // In the order in which their parameters are registered.
-  ParamStore::Id q_proj_, k_proj_, v_proj_, o_proj_;
-  Bias q_bias_, k_bias_, v_bias_, o_bias_;  // model.attention_bias
+  ParamStore::Id q_proj_, k_proj_, v_proj_;
   SwitchHeads k_switch_, v_switch_;
   AttentionGates gates_;
+  ParamStore::Id o_proj_;
+  Bias q_bias_, k_bias_, v_bias_, o_bias_;  // model.attention_bias
   QkPosition q_position_, k_position_;
   Core core_;
   Exclusive exclusive_;
   OutputTransform output_;
+  InputProjections inputs_;  // q, k, v and, if gate_is_input_, the logits of the first gate
+  bool gate_is_input_;
 };
 static_assert(Layer<Attention, Sequence>);
 

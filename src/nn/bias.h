@@ -20,6 +20,8 @@ class Bias {
                        .when_frozen = WhenFrozen::skipped});
   }
 
+  explicit operator bool() const { return bias_.has_value(); }
+
   /// y (T, n) += bias: of the store's dtype, or of its accumulate_dtype.
   void forward(Context& ctx, const Tensor& y) const {
     if (bias_) bias_forward(ctx, y, store_.value(*bias_), {});

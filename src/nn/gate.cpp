@@ -22,7 +22,7 @@ Tensor one_head(const Tensor& t) {
 }  // namespace
 
 Gate::Gate(const ModelConfig& model, const GateConfig& config, ParamStore& store, const std::string& name,
-           int64_t heads, int64_t channels)
+           int64_t heads, int64_t channels, bool input_projection)
     : config_(config), store_(store), heads_(heads), channels_(channels) {
   const bool headwise = config.granularity == GateGranularity::headwise;
   if (!projects()) {
@@ -41,6 +41,8 @@ Gate::Gate(const ModelConfig& model, const GateConfig& config, ParamStore& store
        .shape = {rows, columns},
        .init = config.init == GateInit::zero ? Init::constant(0) : matrix_init(model, rows, columns),
        .packed = true,
+       .joined = input_projection,
+       .joined_in_backward = input_projection,
        .when_frozen = WhenFrozen::adapted,
        .summed_by_products = true});
   if (config.bias)

@@ -21,9 +21,9 @@ class Gate {
   };
 
   /// Gates x (T, heads, channels). `name`: its parameters are "<name>.weight" and, with a bias,
-  /// "<name>.bias".
+  /// "<name>.bias". input_projection: the logits' weight takes part in InputProjections.
   Gate(const ModelConfig& model, const GateConfig& config, ParamStore& store, const std::string& name,
-       int64_t heads, int64_t channels);
+       int64_t heads, int64_t channels, bool input_projection = false);
   Saved make_saved(Arena& arena, const std::string& name, int64_t num_tokens, DType dtype) const;
 
   /// s.y from x (T, H, D), or any shape with the same number of elements, and hidden (T, C).
@@ -42,6 +42,7 @@ class Gate {
                        Into& into) const;
 
   const GateConfig& config() const { return config_; }
+  ParamStore::Id weight() const { return weight_; }
   /// Of the logits' projection; none for a learned constant.
   Flops flops() const { return projects() ? product_flops(store_, weight_) : Flops(); }
   /// Logits of the last forward: s.z, or (1, H, D) / (1, H) for a learned constant.

@@ -67,7 +67,7 @@ std::string gate_name(std::string_view prefix, const GateConfig& gate, size_t pl
 }
 
 AttentionGates::AttentionGates(const ModelConfig& config, ParamStore& store, const std::string& prefix,
-                               const ByPosition<GateSite>& sites) {
+                               const ByPosition<GateSite>& sites, bool input_projection) {
   ByPosition<size_t> count = {};
   for (const GateConfig& gate : config.attention.gates) {
     const GateSite& site = sites[gate.position];
@@ -76,7 +76,8 @@ AttentionGates::AttentionGates(const ModelConfig& config, ParamStore& store, con
                  EnumNames<GatePosition>::names[static_cast<size_t>(gate.position)]);
     const size_t place = count[gate.position]++;
     const std::string name = gate_name(site.prefix, gate, place);
-    chains_[gate.position].add(Gate(config, gate, store, prefix + "." + name, site.heads, site.channels),
+    chains_[gate.position].add(Gate(config, gate, store, prefix + "." + name, site.heads, site.channels,
+                                    input_projection && order_.empty()),
                                name);
     order_.emplace_back(gate.position, place);
   }

@@ -107,8 +107,9 @@ class AttentionGates {
 
   /// Registers the gates' parameters in the order of the configuration's list, which is also the order of
   /// application within a position. `prefix`: of the layer's parameters. sites: of every position.
+  /// input_projection: the first gate's weight takes part in InputProjections.
   AttentionGates(const ModelConfig& config, ParamStore& store, const std::string& prefix,
-                 const ByPosition<GateSite>& sites);
+                 const ByPosition<GateSite>& sites, bool input_projection = false);
 
   void fuse(GatePosition position) { chains_[position].fuse(); }
   const GateChain& operator[](GatePosition position) const { return chains_[position]; }

@@ -25,8 +25,8 @@ void QkPosition::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tenso
                           const Sequence& sequence, const Saved& s) const {
   const Tensor &positions = sequence.positions, &cos = sequence.rope_cos, &sin = sequence.rope_sin;
   if (norm_ && norm_first_) return norm_->backward_rope(ctx, dx, dy, x, positions, cos, sin, s);
-  if (norm_) norm_->backward(ctx, dx, dy, x, s);
-  rope_backward(ctx, dx, norm_ ? dx : dy, positions, cos, sin);
+  if (norm_) norm_->backward(ctx, dy, dy, x, s);
+  rope_backward(ctx, dx, dy, positions, cos, sin);
 }
 
 }  // namespace sluice

@@ -22,7 +22,8 @@ class QkPosition {
 
   /// s.y from x, which is rotated in place unless the norm comes before the rotation.
   void forward(Context& ctx, const Tensor& x, const Sequence& sequence, Saved& s) const;
-  /// dx is overwritten and may alias dy; x is forward's input as forward left it.
+  /// dx is overwritten, and may alias dy or be columns of a matrix; dy is used up. x is forward's input as
+  /// forward left it.
   void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Sequence& sequence,
                 const Saved& s) const;
 

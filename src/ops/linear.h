@@ -24,6 +24,7 @@ struct LinearWeight {
   Tensor value;                        // (N, K)
   Tensor packed;                       // u8 (bytes): for linear_forward
   Tensor packed_transposed;            // u8 (bytes): for linear_backward_input
+  bool joined_in_backward = false;     // whether backward takes packed_transposed of a joined weight instead
   int64_t groups = 1;                  // number of consecutive weights, for ops/grouped_linear.h
   std::vector<LowRank> low_rank = {};  // adapters, applied only by linear_forward and linear_backward_input
 };

@@ -5,9 +5,7 @@
 namespace sluice {
 namespace {
 
-/// Parameters start at multiples of this many elements in both flat buffers: 64 bytes for bf16, more for
-/// wider types, so that a parameter has one element offset whatever the dtype.
-constexpr int64_t kAlignElements = 32;
+constexpr int64_t kAlignElements = ParamSpec::kAlignElements;
 
 int64_t aligned(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 

@@ -46,13 +46,18 @@ void ParamStore::allocate(Context& ctx, DType dtype, int64_t rows, Arena& values
                     .rows = rows,
                     .transposed = gradients != nullptr,
                     .move_with_unit = !layout.whole_values},
-                   values, joined_);
+                   values, {values_, joined_});
   for (size_t i = 0; i < specs().size(); ++i)
-    for (const Adapter& adapter : adapters(static_cast<Id>(i)))
-      joined_[i].low_rank.push_back({.a = &linear(adapter.a),
-                                     .b = &linear(adapter.b),
-                                     .scale = registry_.adapter_scale(),
-                                     .begin = adapter.begin});
+    for (const Adapter& adapter : adapters(static_cast<Id>(i))) {
+      LowRank low_rank = {.a = &linear(adapter.a),
+                          .b = &linear(adapter.b),
+                          .scale = registry_.adapter_scale(),
+                          .begin = adapter.begin};
+      joined_[i].low_rank.push_back(low_rank);
+      low_rank.begin = 0;
+      if (packed_.forward_alone(adapter.matrix))
+        values_[static_cast<size_t>(adapter.matrix)].low_rank.push_back(low_rank);
+    }
   set_value_views(flat_.frozen(), frozen_);
   if (gradients) place_discarded(*gradients);
   allocate_slots(values, gradients);
@@ -89,6 +94,7 @@ void ParamStore::make_views(bool gradients) {
     const ParamSpec& spec = specs[i];
     values_[i].value = piece(Tensor(nullptr, dtype_, {1}, "", device_), 0, spec);
     joined_[i] = values_[i];
+    values_[i].joined_in_backward = gradients && spec.joined_in_backward;
     joined_[i].groups = spec.groups;
     int64_t out_features = spec.shape[0];
     for (size_t next = i + 1; !spec.joined && next < specs.size() && specs[next].joined; ++next)
@@ -154,7 +160,7 @@ void ParamStore::set_value_views(const FlatLayout::Unit& unit, const Place& plac
     if (place.values)
       values_[i].value.data = joined_[i].value.data =
           place.values + (offset(id) - unit.begin) * dtype_size(dtype_);
-    // A group of joined matrices has packed copies as a whole, and its members none.
+    // The members of a joined group have no packed copies of their own, or forward's alone.
     const bool alone = !specs()[i].joined && (i + 1 == specs().size() || !specs()[i + 1].joined);
     if (alone) values_[i] = joined_[i];
   }
@@ -177,7 +183,7 @@ Tensor ParamStore::unit_values(int unit) const {
 
 void ParamStore::place_values(int unit) {
   place(unit).values = static_cast<char*>(slot(unit).values.data);
-  packed_.place(flat_.unit(unit).ids, slot(unit).packed.data, joined_);
+  packed_.place(flat_.unit(unit).ids, slot(unit).packed.data, {values_, joined_});
   set_value_views(flat_.unit(unit), place(unit));
 }
 
@@ -244,7 +250,7 @@ void ParamStore::initialize_slice(Context& ctx, const Slice& slice, const Tensor
 }
 
 void ParamStore::pack(Context& ctx) {
-  for (const LinearWeight& weight : joined_) pack_weight(ctx, weight);
+  for (Id id = 0; id < static_cast<Id>(specs().size()); ++id) pack_of(ctx, id);
 }
 
 void ParamStore::pack_trained(Context& ctx) {
@@ -252,7 +258,12 @@ void ParamStore::pack_trained(Context& ctx) {
 }
 
 void ParamStore::pack(Context& ctx, const std::vector<Id>& ids) {
-  for (const Id id : ids) pack_weight(ctx, joined_[static_cast<size_t>(id)]);
+  for (const Id id : ids) pack_of(ctx, id);
+}
+
+void ParamStore::pack_of(Context& ctx, Id id) {
+  pack_weight(ctx, joined_[static_cast<size_t>(id)]);
+  if (packed_.forward_alone(id)) pack_weight(ctx, values_[static_cast<size_t>(id)]);
 }
 
 void ParamStore::zero_grads(Context& ctx) {

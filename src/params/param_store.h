@@ -100,6 +100,8 @@ class ParamStore {
   Tensor value(Id id) const { return values_[static_cast<size_t>(id)].value; }
   /// For a frozen parameter, according to its WhenFrozen: memory that is never read, or empty.
   Tensor grad(Id id) const;
+  /// A parameter by itself, for products. A member of a joined group has no packed copies, or with
+  /// joined_in_backward only forward's.
   const LinearWeight& linear(Id id) const { return values_[static_cast<size_t>(id)]; }
   /// `count` parameters from `first` on as one matrix of stacked rows (specs[first + 1..] are `joined`), with
   /// its own packed copies; vectors as one vector.
@@ -159,6 +161,7 @@ class ParamStore {
   void allocate_slots(Arena& values, Arena* gradients);
   void place_discarded(Arena& gradients);
   void pack(Context& ctx, const std::vector<Id>& ids);
+  void pack_of(Context& ctx, Id id);
   void set_value_views(const FlatLayout::Unit& unit, const Place& place);
   void set_grad_views(const FlatLayout::Unit& unit, const Place& place);
   Place& place(int unit) { return places_[static_cast<size_t>(unit)]; }

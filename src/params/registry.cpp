@@ -9,6 +9,10 @@
 namespace sluice {
 
 ParamId ParamRegistry::add(ParamSpec spec) {
+  if (spec.joined_in_backward && spec.joined) {
+    spec.apart = can_join(spec) && trained(spec) != specs_.back().trainable;
+    spec.joined = can_join(spec) && !spec.apart;
+  }
   if (!spec.joined) add_adapters();
   const bool adapted = targets_.take(spec);
   const ParamId id = push(std::move(spec));
@@ -47,6 +51,16 @@ bool ParamRegistry::trained(const ParamSpec& spec) const {
   for (const ParameterRule& rule : rules_)
     if (matches(rule, spec.name)) trained = rule.trainable;
   return trained && !spec.statistic && (spec.adapter || !targets_.active());
+}
+
+bool ParamRegistry::can_join(const ParamSpec& spec) const {
+  // Columns of a gradient that begin at multiples of 16 bytes, whatever the dtype.
+  constexpr int64_t kRows = 8;
+  if (specs_.empty()) return false;
+  const ParamSpec& before = specs_.back();
+  return before.joined_in_backward && before.shape[1] == spec.shape[1] &&
+         before.numel() % ParamSpec::kAlignElements == 0 && before.shape[0] % kRows == 0 &&
+         spec.shape[0] % kRows == 0;
 }
 
 ParamId ParamRegistry::push(ParamSpec spec) {

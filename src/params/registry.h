@@ -46,6 +46,9 @@ class ParamRegistry {
  private:
   ParamId push(ParamSpec spec);
   bool trained(const ParamSpec& spec) const;
+  /// Whether a matrix with joined_in_backward can lie directly behind the parameter before it: each keeps the
+  /// alignment that it has by itself.
+  bool can_join(const ParamSpec& spec) const;
   void add_adapters();
 
   AdapterTargets targets_;

@@ -42,6 +42,8 @@ struct ParamSpec {
   bool packed = false;     // a matrix used by linear_*: keeps packed copies
   bool joined = false;     // lies directly behind the parameter before it, so that both are one matrix, or
                            // one vector (ParamStore::joined)
+  bool joined_in_backward = false;  // of a joined group's matrices: forward multiplies with each by itself. A
+                                    // matrix that cannot be joined to the one before it is not joined
   int64_t groups = 1;      // of the first of a joined group: so many equal weights (ops/grouped_linear.h)
   double active = 1;       // share of the tokens that this parameter takes part in
   bool orthogonal = true;  // of a block's matrix: Muon may update it (optim/rules.h)
@@ -53,8 +55,13 @@ struct ParamSpec {
   bool mlp_inner = false;   // its product is computed again in backward with train.recompute: mlp
 
   bool trainable = true;  // set by the store: not frozen
+  bool apart = false;     // set by the store, with joined_in_backward: not joined because one is frozen
   bool adapter = false;   // set by the store: one of the two matrices of an adapter
   int unit = 0;           // set by the store: what is gathered and released together (ParamStore::begin_unit)
+
+  /// Parameters start at multiples of this many elements in flat buffers: 64 bytes for bf16, more for wider
+  /// types, so that a parameter has one element offset whatever the dtype.
+  static constexpr int64_t kAlignElements = 32;
 
   bool of_expert() const { return split.axis == SplitAxis::expert; }
   int64_t numel() const {

@@ -129,7 +129,7 @@ TEST_CASE("sparse layers: gradients of the text's loss equal central differences
     });
     if (c.attention.sparse.sink) c.attention.output_norm = OutputNorm::rmsnorm;
     TestModel m(c, two_documents());
-    m.randomize();
+    m.randomize(6);  // no two index scores so close that a difference quotient exchanges them
     m.loss_and_gradient();
     check_gradients(m, false, [&] { return m.loss(); });
   }

@@ -41,6 +41,27 @@ TEST_CASE("packed copies belong to the first of a joined group, and only to matr
   CHECK(store.joined(0).packed_transposed.bytes() == store.joined(4).packed_transposed.bytes());
 }
 
+TEST_CASE("matrices joined in backward have forward copies each, and transposed ones as a group",
+          "[params]") {
+  for (const bool whole : {true, false}) {
+    ParamStore store;
+    store.add({.name = "q", .shape = {64, 32}, .packed = true, .joined_in_backward = true});
+    store.add({.name = "k", .shape = {32, 32}, .packed = true, .joined = true, .joined_in_backward = true});
+    store.add({.name = "alone", .shape = {96, 32}, .packed = true});
+    Arena values("values"), gradients("gradients");
+    Context dry(0);
+    store.allocate(dry, DType::bf16, 64, values, &gradients, {.whole_values = whole});
+    CHECK(store.joined(0).value.has_shape({96, 32}));
+    CHECK(store.joined(0).packed.empty());
+    CHECK(store.joined(0).packed_transposed.bytes() == store.linear(2).packed_transposed.bytes());
+    CHECK(store.linear(0).packed.bytes() + store.linear(1).packed.bytes() == store.linear(2).packed.bytes());
+    for (const ParamStore::Id id : {0, 1}) {
+      CHECK(store.linear(id).packed_transposed.empty());
+      CHECK(store.linear(id).joined_in_backward);
+    }
+  }
+}
+
 TEST_CASE("copies that are loaded per unit share the memory of one unit", "[params]") {
   Arena values("values"), gradients("gradients");
   const ParamStore store = store_of(false, values, gradients);

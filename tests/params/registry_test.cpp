@@ -36,6 +36,34 @@ TEST_CASE("parameters keep the order of registration and belong to the current u
                     Catch::Contains("after the store was allocated"));
 }
 
+TEST_CASE("a matrix is joined in backward where its place and its training allow it", "[params]") {
+  struct Case {
+    int64_t rows_before, rows;
+    const char* frozen;
+    bool joined, apart;
+  };
+  for (const Case& c :
+       {Case{8, 16, "none", true, false}, Case{8, 16, "", true, false}, Case{8, 16, "before", false, true},
+        Case{8, 16, "behind", false, true}, Case{12, 16, "none", false, false},
+        Case{8, 12, "none", false, false}, Case{12, 16, "before", false, false}}) {
+    ParameterRule rule;
+    rule.match = c.frozen;
+    rule.trainable = false;
+    ParamRegistry registry({}, {rule});
+    registry.add({.name = "before", .shape = {c.rows_before, 32}, .joined_in_backward = true});
+    registry.add({.name = "behind", .shape = {c.rows, 32}, .joined = true, .joined_in_backward = true});
+    INFO(c.rows_before << " and " << c.rows << ", frozen: " << c.frozen);
+    CHECK(registry.spec(1).joined == c.joined);
+    CHECK(registry.spec(1).apart == c.apart);
+  }
+  ParamRegistry registry;  // numbers that would shift what follows from its alignment; other neighbours
+  registry.add({.name = "odd", .shape = {8, 3}, .joined_in_backward = true});
+  registry.add({.name = "behind odd", .shape = {8, 3}, .joined = true, .joined_in_backward = true});
+  registry.add({.name = "norm", .shape = {32}});
+  registry.add({.name = "behind norm", .shape = {8, 32}, .joined = true, .joined_in_backward = true});
+  for (const ParamId id : {1, 3}) CHECK_FALSE(registry.spec(id).joined);
+}
+
 TEST_CASE("adapters follow the joined group of their matrix, and only they are trained", "[params][lora]") {
   ParamRegistry registry({.rank = 2, .alpha = 8, .targets = {"up_proj"}});
   registry.begin_unit(1);

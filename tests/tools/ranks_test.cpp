@@ -107,8 +107,10 @@ TEST_CASE("context parallelism under mpirun: the bits of one rank, and analyses 
     };
     const nlohmann::json a = read(ranks), b = read(0);
     CHECK(a["sequences"] == b["sequences"]);
+    // Or within an f32's rounding of a head's importance of a half, of which imbalance is a small difference.
     for (const char* name : {"first_token_attention", "mean_gate_score", "imbalance"})
-      CHECK(a["total"][name].get<double>() == Approx(b["total"][name].get<double>()).epsilon(1e-6));
+      CHECK(a["total"][name].get<double>() ==
+            Approx(b["total"][name].get<double>()).epsilon(1e-6).margin(3e-8));
   }
   for (const int ranks : {0, 3}) {
     const Outcome o = analysed(ranks, "2");

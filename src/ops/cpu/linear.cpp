@@ -62,7 +62,8 @@ void product_of_rows(Context& ctx, const Tensor& y, const Tensor& x, const Tenso
 
 /// Generation: a few rows, and a weight that is packed for forward alone, because nothing is trained.
 bool generates(const Tensor& x, const LinearWeight& w) {
-  return x.dim(0) <= kFewRows && x.dtype != DType::f64 && w.packed && !w.packed_transposed;
+  return x.dim(0) <= kFewRows && x.dtype != DType::f64 && w.packed && !w.packed_transposed &&
+         !w.joined_in_backward;
 }
 
 void few_rows_forward(Context& ctx, const Tensor& y, const Tensor& x, const Tensor& weight) {
