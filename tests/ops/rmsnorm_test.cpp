@@ -1,5 +1,6 @@
 #include "ops/rmsnorm.h"
 
+#include "ops/elementwise.h"
 #include "ops/op_support.h"
 
 using namespace sluice;
@@ -158,4 +159,27 @@ TEST_CASE("rmsnorm without a weight equals one with ones bit for bit, forward an
       CHECK(same_bits(results[0][1], results[1][1]));
       CHECK(relative_error(results[0][2], results[1][2]) <= (type == DType::bf16 ? 1e-2 : 1e-6));
     }
+}
+
+TEST_CASE("the norm of a sum has the bits of the sum, then the norm", "[rmsnorm]") {
+  for (const Size& s : kSizes)
+    check_op([&](Pool& pool, Context& ctx, DType type) {
+      const DType acc = accumulate_dtype(type);
+      const Tensor a = exact_normal(pool, type, {s.rows, s.width}),
+                   b = exact_normal(pool, type, {s.rows, s.width}), weight = weight_of(pool, type, s);
+      const auto zeros = [&] { return pool.zeros(type, {s.rows, s.width}); };
+      const Tensor sum = zeros(), y = zeros(), rstd = pool.zeros(acc, {s.rows}), expected_sum = zeros(),
+                   expected = zeros(), expected_rstd = pool.zeros(acc, {s.rows});
+      add_forward(ctx, expected_sum, a, b);
+      rmsnorm_forward(ctx, expected, expected_rstd, expected_sum, weight, kEps);
+      add_rmsnorm_forward(ctx, sum, y, rstd, a, b, weight, kEps);
+      add_rmsnorm_forward(ctx, a, y, rstd, a, b, weight, kEps);
+      if (!ctx.dry_run) {
+        CHECK(same_bits(sum, expected_sum));
+        CHECK(same_bits(a, expected_sum));
+        CHECK(same_bits(y, expected));
+        CHECK(same_bits(rstd, expected_rstd));
+      }
+      return std::vector{sum, y, rstd};
+    });
 }
