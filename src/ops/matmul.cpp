@@ -13,6 +13,7 @@
 #include "core/parallel_for.h"
 #include "ops/elementwise.h"
 #include "ops/grouped_linear.h"
+#include "ops/strip_pack.h"
 #include "ops/tile_product.h"
 
 namespace sluice::cpu {
@@ -162,6 +163,20 @@ class MatmulState : public BackendState {
     return packed_sizes_.emplace(key, size).first->second;
   }
 
+  /// Whether the packed form of f32 is what strip_pack writes.
+  bool packs_in_strips(int64_t k, int64_t n) {
+    const memory::desc& d = packed_desc(DType::f32, k, n);
+    const int64_t rows = (k + kStripRows - 1) / kStripRows * kStripRows,
+                  columns = (n + kStripColumns - 1) / kStripColumns * kStripColumns;
+    if (d.data.format_kind != dnnl_blocked || d.data.offset0 != 0 ||
+        static_cast<int64_t>(d.get_size()) != rows * columns * dtype_size(DType::f32))
+      return false;
+    const dnnl_blocking_desc_t& b = d.data.format_desc.blocking;
+    return b.inner_nblks == 2 && b.inner_idxs[0] == 0 && b.inner_idxs[1] == 1 &&
+           b.inner_blks[0] == kStripRows && b.inner_blks[1] == kStripColumns &&
+           b.strides[0] == kStripRows * kStripColumns && b.strides[1] == rows * kStripColumns;
+  }
+
   Plan& packing(DType storage, int64_t k, int64_t n, bool transposed) {
     const Product key{storage, storage, 0, n, k, transposed, Layout::packed, false, num_threads()};
     if (const auto found = packings_.find(key); found != packings_.end()) return found->second;
@@ -264,6 +279,8 @@ void pack(Context& ctx, DType storage, int64_t k, int64_t n, bool b_transposed, 
     return tile_pack(ctx, k, n, b_transposed, static_cast<const bf16*>(b), static_cast<float*>(packed));
   with_dnnl([&] {
     MatmulState& state = MatmulState::of(ctx);
+    if (storage == DType::f32 && state.packs_in_strips(k, n))
+      return strip_pack(ctx, k, n, b_transposed, static_cast<const float*>(b), static_cast<float*>(packed));
     state.packing(storage, k, n, b_transposed).run(ctx, state.stream(), {b, packed});
   });
 }
