@@ -80,7 +80,8 @@ inline TensorMap make_tensor_map_2d(const char* what, const void* base, int64_t 
                           {static_cast<uint64_t>(ld), 0},
                           {static_cast<uint32_t>(box_columns), static_cast<uint32_t>(box_rows), 1}});
 }
-/// A contiguous tensor (n2, n1, n0); boxes (b2, b1, b0), coordinates in the order of dimension 0, 1, 2.
+/// A tensor (n2, n1, n0) with ld elements from one (n1, n0) to the next, 0: contiguous; boxes (b2, b1, b0),
+/// coordinates in the order of dimension 0, 1, 2.
 inline TensorMap make_tensor_map_3d(const char* what, const void* base, int64_t n2, int64_t n1, int64_t n0,
                                     int b2, int b1, int b0, MapElement element = MapElement::bf16,
                                     int64_t ld = 0) {
