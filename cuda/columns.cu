@@ -5,9 +5,9 @@
 namespace sluice::cuda {
 namespace {
 
-/// Sizes of the narrow matrix (rows, n); rows of the wide one have `width` elements.
 enum class Way { add, put, take };
 
+/// Sizes of the narrow matrix (rows, n); rows of the wide one have `width` elements.
 template <class T, Way kWay>
 struct Columns {
   static constexpr int kWidth = kVecWidth<T>, kUnroll = 2;

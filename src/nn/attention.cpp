@@ -47,13 +47,18 @@ ParamStore::Id add_input_projection(const ModelConfig& config, ParamStore& store
   return store.add(std::move(spec));
 }
 
+/// Whether no stage lies between the core and the gate at sdpa_output.
+bool gate_follows_core(const ModelConfig& config) {
+  const AttentionConfig& attention = config.attention;
+  return attention.exclusive == ExclusiveAttention::none && attention.output_norm == OutputNorm::none &&
+         attention.output_activation == OutputActivation::none;
+}
+
 /// Whether the logits of the first gate are a product of the layer's input whose gradient the core leaves,
 /// without a bias between the two.
 bool gate_is_input_projection(const ModelConfig& config) {
   const AttentionConfig& attention = config.attention;
-  if (attention.gates.empty() || attention.exclusive != ExclusiveAttention::none ||
-      attention.output_norm != OutputNorm::none || attention.output_activation != OutputActivation::none)
-    return false;
+  if (attention.gates.empty() || !gate_follows_core(config)) return false;
   const auto at_output = [](const GateConfig& gate) { return gate.position == P::sdpa_output; };
   const GateConfig& gate = attention.gates.front();
   return at_output(gate) && gate.input == GateInput::hidden && !gate.bias &&
@@ -105,8 +110,7 @@ Attention::Attention(const ModelConfig& config, ParamStore& store, const std::st
   SLUICE_CHECK(kv_heads > 0 && heads_ % kv_heads == 0, "attention: {} heads over {} key/value heads", heads_,
                kv_heads);
   SLUICE_CHECK(head_dim_ % 2 == 0, "attention: head_dim must be even, got {}", head_dim_);
-  // Without a stage between the core and its gate.
-  if (exclusive_.identity() && output_.identity()) gates_.fuse(P::sdpa_output);
+  if (gate_follows_core(config)) gates_.fuse(P::sdpa_output);
   for (const ParamStore::Id id : {q_proj_, k_proj_, v_proj_}) inputs_.add(id);
   if (gate_is_input_) inputs_.add(gates_.gate(0).weight());
 }

@@ -62,6 +62,16 @@ TEST_CASE("columns are extracted, written and added at their position, over type
   const Tensor wide = pool.zeros(DType::f32, {2, 4}), narrow = pool.zeros(DType::f32, {2, 3});
   CHECK(error_of([&] { add_columns(ctx, wide, narrow, 2); }) ==
         "add_columns: (2, 3) f32 from column 2 on is no part of (2, 4) f32");
+  // A view of columns is taken by the ops that say so alone.
+  const Tensor columns = wide.columns(1, 3);
+  CHECK(columns.data == wide.as<float>() + 1);
+  CHECK(columns.rows(1, 1).data == wide.as<float>() + 5);
+  CHECK(wide.columns(0, 4).contiguous());
+  CHECK(error_of([&] {
+          add_forward(ctx, narrow, columns, narrow);
+        }).find("contiguous, got (2, 3) f32 with rows 4 elements apart") != std::string::npos);
+  CHECK_THROWS(columns.as<float>());
+  CHECK_THROWS(columns.view({3, 2}));
 }
 
 TEST_CASE("the gradient of clip passes below the limit, and is zero at and beyond it", "[elementwise]") {

@@ -20,6 +20,7 @@
 #include "ops/cpu/vector_math.h"
 #include "ops/cpu/vectors.h"
 #include "ops/cpu/rope_table.h"
+#include "ops/cpu/partials.h"
 // clang-format on
 
 namespace {
@@ -38,23 +39,29 @@ template <class T>
   return weight ? take(weight + at, n) : splat(accumulate_t<T>(1));
 }
 
-/// The tables of a step, and the sizes of x (T, H, D).
-template <class A>
-struct Rotation {
+/// The sizes of x (T, H, D), the cosines and sines of a token, and the weight of a head, which may be null.
+template <class T>
+struct Heads {
+  using A = accumulate_t<T>;
   const int32_t* positions;
   const A *cos_table, *sin_table;
-  int64_t tokens, heads, half;
+  const T* weights;
+  int64_t tokens, heads, width, half, weight_step;
 
-  Rotation(const Tensor& x, const Tensor& positions_, const Tensor& cos_, const Tensor& sin_)
+  Heads(const Tensor& x, const Tensor& weight_, const Tensor& positions_, const Tensor& cos_,
+        const Tensor& sin_)
       : positions(positions_.as<int32_t>()),
         cos_table(cos_.as<A>()),
         sin_table(sin_.as<A>()),
+        weights(weight_ ? weight_.as<T>() : nullptr),
         tokens(x.dim(0)),
         heads(x.dim(1)),
-        half(x.dim(2) / 2) {}
+        width(x.dim(2)),
+        half(width / 2),
+        weight_step(weight_.numel() > width ? width : 0) {}
   const A* cos(int64_t t) const { return cos_table + positions[t] * half; }
   const A* sin(int64_t t) const { return sin_table + positions[t] * half; }
-  int64_t width() const { return 2 * half; }
+  const T* weight(int64_t h) const { return weights ? weights + h * weight_step : nullptr; }
 };
 
 template <class T>
@@ -126,25 +133,24 @@ void norm_rope_forward(Context& ctx, Tensor y, Tensor rstd, const Tensor& x, con
   with_storage_type(x.dtype, [&](auto tag) {
     using T = decltype(tag);
     using A = accumulate_t<T>;
-    const Rotation<A> turn(x, positions, cos, sin);
-    const int64_t heads = turn.heads, width = turn.width();
-    const int64_t weight_step = weight && weight.numel() > width ? width : 0;
-    const T* const w = weight ? weight.as<T>() : nullptr;
-    parallel_for(turn.tokens, 16384 / std::max<int64_t>(heads * width, 1) + 1,
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t t = begin; t < end; ++t) {
-                     const T* const from = x.as<T>() + t * heads * width;
-                     T* const to = y.as<T>() + t * heads * width;
-                     A* const r = rstd.as<A>() + t * heads;
-                     for (int64_t h = 0; h < heads; ++h) r[h] = sum_squares(from + h * width, width);
+    const Heads<T> of(x, weight, positions, cos, sin);
+    const int64_t heads = of.heads, width = of.width, row = heads * width;
+    const T* const from = x.as<T>();
+    T* const to = y.as<T>();
+    A* const r = rstd.as<A>();
+    parallel_for(of.tokens, 16384 / std::max<int64_t>(row, 1) + 1, [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t) {
+        A* const rt = r + t * heads;
+        for (int64_t h = 0; h < heads; ++h) rt[h] = sum_squares(from + t * row + h * width, width);
 #pragma omp simd
-                     for (int64_t h = 0; h < heads; ++h)
-                       r[h] = A(1) / std::sqrt(r[h] / static_cast<A>(width) + static_cast<A>(eps));
-                     for (int64_t h = 0; h < heads; ++h)
-                       forward_row(to + h * width, from + h * width, w ? w + h * weight_step : w, r[h],
-                                   turn.cos(t), turn.sin(t), turn.half);
-                   }
-                 });
+        for (int64_t h = 0; h < heads; ++h)
+          rt[h] = A(1) / std::sqrt(rt[h] / static_cast<A>(width) + static_cast<A>(eps));
+        for (int64_t h = 0; h < heads; ++h) {
+          const int64_t at = t * row + h * width;
+          forward_row(to + at, from + at, of.weight(h), rt[h], of.cos(t), of.sin(t), of.half);
+        }
+      }
+    });
   });
 }
 
@@ -165,30 +171,25 @@ void norm_rope_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& d
   with_storage_type(x.dtype, [&](auto tag) {
     using T = decltype(tag);
     using A = accumulate_t<T>;
-    const Rotation<A> turn(x, positions, cos, sin);
-    const int64_t weight_step = weights > width ? width : 0;
-    const T* const w = weight ? weight.as<T>() : nullptr;
+    const Heads<T> of(x, weight, positions, cos, sin);
+    const T *const from = x.as<T>(), *const d = dy.as<T>();
+    T* const to = dx.as_rows<T>();
+    const A* const r = rstd.as<A>();
+    A* const all = weight ? partials.as<A>() : nullptr;
+    const int64_t stride = dx.stride();
     parallel_for(chunks, 1, [&](int64_t begin, int64_t end) {
       for (int64_t k = begin; k < end; ++k) {
-        A* const dw = w ? partials.as<A>() + k * weights : nullptr;
+        A* const dw = all ? all + k * weights : nullptr;
         std::fill_n(dw, weights, A(0));
         for (int64_t t = k * chunk; t < std::min((k + 1) * chunk, tokens); ++t)
           for (int64_t h = 0; h < heads; ++h) {
-            const int64_t row = t * heads + h, at = h * weight_step;
-            backward_row(dx.as_rows<T>() + t * dx.stride() + h * width, dw ? dw + at : dw,
-                         dy.as<T>() + row * width, x.as<T>() + row * width, w ? w + at : w, rstd.as<A>()[row],
-                         turn.cos(t), turn.sin(t), turn.half);
+            const int64_t at = (t * heads + h) * width;
+            backward_row(to + t * stride + h * width, dw ? dw + h * of.weight_step : nullptr, d + at,
+                         from + at, of.weight(h), r[t * heads + h], of.cos(t), of.sin(t), of.half);
           }
       }
     });
-    parallel_for(weights, 4096, [&](int64_t begin, int64_t end) {
-      A* const dw = dweight.as<A>();
-      for (int64_t k = 0; k < chunks; ++k) {
-        const A* const part = partials.as<A>() + k * weights;
-#pragma omp simd
-        for (int64_t i = begin; i < end; ++i) dw[i] += part[i];
-      }
-    });
+    if (weight) add_partials<A>(dweight, partials, chunks);
   });
 }
 

@@ -9,8 +9,12 @@
 
 #include "core/parallel_for.h"
 
+// In this order.
+// clang-format off
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
+#include "ops/cpu/partials.h"
+// clang-format on
 
 /// Rows [begin, end), a few at a time: their roots and divisions wait for nothing but each other.
 template <class T, class A>
@@ -140,14 +144,7 @@ void rmsnorm_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& dy,
         }
       }
     });
-    parallel_for(weights, 4096, [&](int64_t begin, int64_t end) {
-      A* dw = dweight.as<A>();
-      for (int64_t k = 0; k < chunks; ++k) {
-        const A* part = partials.as<A>() + k * weights;
-#pragma omp simd
-        for (int64_t i = begin; i < end; ++i) dw[i] += part[i];
-      }
-    });
+    add_partials<A>(dweight, partials, chunks);
   });
 }
 
