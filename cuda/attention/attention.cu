@@ -324,13 +324,28 @@ void run_forward(Context& ctx, AttentionKernel kernel, const AttentionForward& a
     attention_mma_forward(ctx, a);
 }
 
-void run_backward(Context& ctx, AttentionKernel kernel, const AttentionBackward& a) {
+/// Whether the rows that queries were made from can be read and written by vectors.
+bool aligned_16(const PositionBackward& made) {
+  bool vectors = true;
+  for (const Tensor* t : {&made.dx, &made.x, &made.weight, &made.cos, &made.sin})
+    vectors = vectors && aligned_16(*t);
+  return vectors;
+}
+
+/// To the gradient of what the queries were made from, if they were (AttentionGrads::queries).
+void run_backward(Context& ctx, AttentionKernel kernel, AttentionBackward a, const AttentionGrads& grads) {
+  const PositionBackward* const made = grads.queries ? &*grads.queries : nullptr;
+  if (kernel == AttentionKernel::hopper && made && aligned_16(*made)) {
+    a.made = made;
+    return attention_hopper_backward(ctx, a);
+  }
   if (kernel == AttentionKernel::cudnn)
     attention_cudnn_backward(ctx, a);
   else if (kernel == AttentionKernel::hopper)
     attention_hopper_backward(ctx, a);
   else
     attention_mma_backward(ctx, a);
+  if (made) position_backward(ctx, *made, grads.dq);
 }
 
 /// Attention with its output in one; y is empty for plain attention, and then there is no output. A gate is
@@ -373,8 +388,8 @@ void fused_forward(Context& ctx, const char* op, const Tensor& y, const Attentio
   if (y && !fuse) output_forward(ctx, y, out.o, out.lse, output);
 }
 
-/// The attention's backward behind the output's: d_o and delta (H, T) are known. has_dlse: whether delta
-/// holds more than <dO_t, O_t>.
+/// The attention's backward behind the output's, on to what the queries were made from: d_o and delta (H, T)
+/// are known. has_dlse: whether delta holds more than <dO_t, O_t>.
 void core_backward(Context& ctx, const char* op, const AttentionGrads& grads, const Tensor& d_o,
                    const Tensor& delta, const AttentionInputs& in, const AttentionState& state,
                    const Tensor& coef0, bool has_dlse, AttentionKernel wish) {
@@ -384,6 +399,7 @@ void core_backward(Context& ctx, const char* op, const AttentionGrads& grads, co
   const auto in_f32 = [&] {
     require_automatic(wish);
     attention_f32_backward(ctx, grads, d_o, delta, in, visible, state.lse, coef0);
+    if (grads.queries) position_backward(ctx, *grads.queries, grads.dq);
   };
   if (!tensor_cores(in)) return in_f32();
   AttentionBackward a = {};
@@ -398,13 +414,13 @@ void core_backward(Context& ctx, const char* op, const AttentionGrads& grads, co
   a.queries = q.dim(0), a.keys = k.dim(0), a.scale = static_cast<float>(scale);
   a.heads = static_cast<int>(q.dim(1)), a.kv_heads = static_cast<int>(k.dim(1)),
   a.head_dim = static_cast<int>(q.dim(2));
-  reserve(ctx, wish, a.head_dim, [&](AttentionKernel kernel) { run_backward(ctx, kernel, a); });
+  reserve(ctx, wish, a.head_dim, [&](AttentionKernel kernel) { run_backward(ctx, kernel, a, grads); });
   if (ctx.dry_run) return;
   bool vectors = true;
   for (const Tensor* t : {&q, &k, &v, &d_o, &grads.dq, &grads.dk, &grads.dv})
     vectors = vectors && aligned_16(*t);
   if (!vectors) return in_f32();
-  run_backward(ctx, choose(ctx, op, q, wish), a);
+  run_backward(ctx, choose(ctx, op, q, wish), a, grads);
 }
 
 /// Gates that the kernels do not fuse: scores shared over heads, or one row of logits for all tokens, whose

@@ -6,22 +6,22 @@
 // P^T and dS^T are operands of dv += P^T dO and dk += dS^T q where they are, in registers; dS also goes
 // through shared memory, for dq^T = k^T dS^T over all 128 keys, of which each consumer computes one half. dq
 // leaves through shared memory and bulk additions to an f32 accumulator in the order of the registers; a
-// second kernel converts it to the layout of dq. Deterministic: each tile of dq counts its additions, and key
-// tiles wait for their turn. Key tiles of the same head are at about the same query at any time, so waits are
-// short, and their reads are shared in the L2 cache. Blocks take items from a counter, longest first as far
-// as no item waits for a later one. Producer warpgroup: warp 0 loads, warp 1 loads the per-query statistics,
-// warp 2 adds dq. Overlap: dP^T with the exponentials, dv with the gradient of the scores, dk with dq's way
-// through shared memory. Limits: tensor cores (five products), registers. Not yet run on a GPU.
+// second kernel (hopper_dq.cu) goes on from there. Deterministic: each tile of dq counts its additions, and
+// key tiles wait for their turn. Key tiles of the same head are at about the same query at any time, so waits
+// are short, and their reads are shared in the L2 cache. Blocks take items from a counter, longest first as
+// far as no item waits for a later one. Producer warpgroup: warp 0 loads, warp 1 loads the per-query
+// statistics, warp 2 adds dq. Overlap: dP^T with the exponentials, dv with the gradient of the scores, dk
+// with dq's way through shared memory. Limits: tensor cores (five products), registers. Not yet run on a GPU.
 #include "attention/hopper_common.cuh"
+#include "attention/hopper_dq.h"
 #include "attention/hopper_order.cuh"
-#include "attention/kernels.h"
 #include "common/tensor_map.h"
 #include "common/wgmma.cuh"
 
 namespace sluice::cuda {
 namespace {
 
-constexpr int kQueries = 64, kKeys = 128, kStages = 2, kThreads = 384;
+constexpr int kQueries = kDqTile, kKeys = 128, kStages = 2, kThreads = 384;
 // Three warpgroups start with 168 registers per thread, which can only be redistributed. At head_dim 128 the
 // consumers need more than 232 (or ptxas serialises the products, C7512), which leaves the producer 24.
 template <int kDim>
@@ -467,37 +467,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-/// dq (T, H, D) = scale times the accumulator. One block per query tile and head; reads and writes 16 bytes
-/// per thread, and turns through shared memory. Limited by memory.
-template <int kDim>
-__global__ void __launch_bounds__(256)
-    attention_dq_kernel(nv_bf16* dq, const float* sum, int tokens, int heads, int query_tiles, float scale) {
-  constexpr int kRow = kDim + 8;  // spreads the rows over the banks
-  constexpr int kDqQueries = kDim == 64 ? 32 : 64;
-  constexpr int kPerConsumer = kDqQueries * 64 / 4;  // vectors of four
-  STATIC_SMEM_16(nv_bf16, turned, [kQueries * kRow]);
-  const int m = static_cast<int>(blockIdx.x), h = static_cast<int>(blockIdx.y);
-  const float4* from =
-      reinterpret_cast<const float4*>(sum + (static_cast<int64_t>(h) * query_tiles + m) * (kQueries * kDim));
-  for (int v = threadIdx.x; v < 2 * kPerConsumer; v += 256) {
-    const int consumer = v / kPerConsumer, i = v % kPerConsumer / 128, thread = v % 128, lane = thread % 32;
-    const int column = (kDim == 64 ? 0 : consumer * 64) + thread / 32 * 16 + lane / 4;
-    const int query = (kDim == 64 ? consumer * 32 : 0) + i * 8 + lane % 4 * 2;
-    const float4 x = from[v];
-    turned[query * kRow + column] = from_float<nv_bf16>(x.x * scale);
-    turned[(query + 1) * kRow + column] = from_float<nv_bf16>(x.y * scale);
-    turned[query * kRow + column + 8] = from_float<nv_bf16>(x.z * scale);
-    turned[(query + 1) * kRow + column + 8] = from_float<nv_bf16>(x.w * scale);
-  }
-  __syncthreads();
-  for (int v = threadIdx.x; v < kQueries * kDim / 8; v += 256) {
-    const int query = v / (kDim / 8), column = v % (kDim / 8) * 8, row = m * kQueries + query;
-    if (row < tokens)
-      store_vec(dq + (static_cast<int64_t>(row) * heads + h) * kDim + column,
-                load_vec<8>(turned + query * kRow + column));
-  }
-}
-
 template <int kDim>
 void launch_backward(Context& ctx, const AttentionBackward& a, float* dq, int* turns, KeyTile* order) {
   BackwardParams p = {};
@@ -537,11 +506,6 @@ void launch_backward(Context& ctx, const AttentionBackward& a, float* dq, int* t
   launch(ctx, "attention_hopper_backward", config, attention_backward_kernel<kDim>, p, queries("q", a.q),
          keys("k", a.k, kKeys), keys("v", a.v, kKeys), queries("d_o", a.d_o), keys("dk", a.dk, 64),
          keys("dv", a.dv, 64, a.dv_row));
-  LaunchConfig turn;
-  turn.grid = dim3(static_cast<unsigned>(p.query_tiles), static_cast<unsigned>(a.heads));
-  turn.block = dim3(256);
-  launch(ctx, "attention_hopper_dq", turn, attention_dq_kernel<kDim>, a.dq, static_cast<const float*>(dq),
-         p.queries, a.heads, p.query_tiles, a.scale);
 }
 
 }  // namespace
@@ -555,11 +519,13 @@ void attention_hopper_backward(Context& ctx, const AttentionBackward& a) {
   int* turns = device_data<int>(t.alloc("attention.turns", DType::i32, {a.heads * query_tiles + 1}));
   const int64_t key_tiles = (a.keys + kKeys - 1) / kKeys;
   KeyTile* order = device_data<KeyTile>(t.alloc("attention.order", DType::i32, {key_tiles, 3}));
-  if (ctx.dry_run || a.queries == 0) return;
-  if (a.head_dim == 64)
-    launch_backward<64>(ctx, a, dq, turns, order);
-  else
-    launch_backward<128>(ctx, a, dq, turns, order);
+  if (!ctx.dry_run && a.queries > 0) {
+    if (a.head_dim == 64)
+      launch_backward<64>(ctx, a, dq, turns, order);
+    else
+      launch_backward<128>(ctx, a, dq, turns, order);
+  }
+  attention_hopper_dq(ctx, a, dq);
 }
 
 }  // namespace sluice::cuda

@@ -4,6 +4,7 @@
 // noted; layouts as in ops/attention.h.
 #include "attention/visible_keys.cuh"
 #include "ops/gate.h"
+#include "ops/norm_rope.h"
 
 namespace sluice::cuda {
 
@@ -33,6 +34,9 @@ struct AttentionBackward {
   bool has_dlse;  // computes delta itself
   VisibleKeys visible;
   nv_bf16 *dq, *dk, *dv;
+  /// How the queries were made: Hopper's kernels, which alone read it, write the dx of this instead of dq.
+  /// Aligned for vectors of 16 bytes; null: dq.
+  const PositionBackward* made;
   int64_t dv_row;  // elements from one token's dv to the next's
   int64_t queries, keys;
   int heads, kv_heads, head_dim;

@@ -261,6 +261,12 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
     };
     std::visit(of_kind, core_);
   };
+  // Through the rotation and the norm of queries the core goes on by itself, unless it computes those of
+  // other ranks, too.
+  const Tensor dq_before = q_in_place ? columns(q_proj_, s.q) : dq;
+  const auto before = sequence.whole
+                          ? std::optional<PositionBackward>()
+                          : q_position_.arguments(dq_before, s.gates[P::query].y, sequence, s.q_position);
   const SequenceRanks* const ranks = sequence.whole ? nullptr : sequence.ranks;
   SequenceRanks::Scatter sent_k, sent_v;
   if (sequence.whole) {
@@ -268,12 +274,12 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
   } else if (ranks) {  // the gradients that this rank's queries have for the keys of all
     const Tensor all_dk = t.like("attention.dk of all ranks", heads.k),
                  all_dv = t.like("attention.dv of all ranks", heads.v);
-    core_backward({dq, all_dk, all_dv});
+    core_backward({.dq = dq, .dk = all_dk, .dv = all_dv, .queries = before});
     // The keys and values of all ranks are no longer needed: what arrives overwrites them.
     sent_k = ranks->begin_scatter(ctx, heads.k, all_dk);
     sent_v = ranks->begin_scatter(ctx, heads.v, all_dv);
   } else {
-    core_backward({dq, dk, dv});
+    core_backward({.dq = dq, .dk = dk, .dv = dv, .queries = before});
   }
   if (fused.dscores && sequence.targets) clear_padding(ctx, fused.dlogits, sequence.targets);
   const auto copy = [&](ParamStore::Id id, const Tensor& gradient, const Bias& bias) {
@@ -288,8 +294,7 @@ void Attention::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor
   // First what waits for no gradients of keys and values: they travel meanwhile.
   weight_backward(ctx, store_, o_proj_, ddense, gated_o);
   o_bias_.backward(ctx, ddense);
-  q_position_.backward(ctx, q_in_place ? columns(q_proj_, s.q) : dq, dq, s.gates[P::query].y, sequence,
-                       s.q_position);
+  if (!before) q_position_.backward(ctx, dq_before, dq, s.gates[P::query].y, sequence, s.q_position);
   gates_[P::query].backward(ctx, dq, dq, s.q, x, s.gates[P::query], dx, into);
   if (!q_in_place) copy(q_proj_, dq, q_bias_);
   if (ranks) ranks->finish(ctx, dk, sent_k);

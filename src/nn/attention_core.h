@@ -42,13 +42,13 @@ struct CoreSaved {
 
 /// A core registers its parameters when constructed. make_saved: gated says whether forward gets a gate.
 /// forward writes s.o, s.lse, s.z0, and s.y or, with a gate, gate.y instead. backward takes the gradient dy
-/// of that, and dimportance (H) f64 or empty, the gradient of every token's importance of each head.
-/// backward_input, after it: what heads.x has to do with; dx (T, C) is written according to `into`.
-/// head_gate: what measures the importance without a gate. flops: of a token's forward pass in a sequence of
-/// that length, on average over its positions. sink_logits: logits that compete with the keys, (H), or (H, T)
-/// of an extra key; empty without a sink. sink_value (Hkv, D): what their share of attention adds to the
-/// output; empty where it is nothing. weight: of a key with this logit, in a row with this lse, before a sink
-/// takes its share; scale: of the logits.
+/// of that, going on to grads.queries where that is given, and dimportance (H) f64 or empty, the gradient of
+/// every token's importance of each head. backward_input, after it: what heads.x has to do with; dx (T, C) is
+/// written according to `into`. head_gate: what measures the importance without a gate. flops: of a token's
+/// forward pass in a sequence of that length, on average over its positions. sink_logits: logits that compete
+/// with the keys, (H), or (H, T) of an extra key; empty without a sink. sink_value (Hkv, D): what their share
+/// of attention adds to the output; empty where it is nothing. weight: of a key with this logit, in a row
+/// with this lse, before a sink takes its share; scale: of the logits.
 template <class C>
 concept AttentionCore = requires(const C& core, Context& ctx, const Heads& heads, const AttentionGrads& grads,
                                  const Tensor& dy, const Sequence& sequence, const FusedGate& gate,

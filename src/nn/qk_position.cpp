@@ -29,4 +29,12 @@ void QkPosition::backward(Context& ctx, Tensor dx, const Tensor& dy, const Tenso
   rope_backward(ctx, dx, dy, positions, cos, sin);
 }
 
+std::optional<PositionBackward> QkPosition::arguments(const Tensor& dx, const Tensor& x,
+                                                      const Sequence& sequence, const Saved& s) const {
+  const Tensor &positions = sequence.positions, &cos = sequence.rope_cos, &sin = sequence.rope_sin;
+  if (!norm_) return PositionBackward{.dx = dx, .positions = positions, .cos = cos, .sin = sin};
+  if (!norm_first_) return {};
+  return norm_->rope_arguments(dx, x, positions, cos, sin, s);
+}
+
 }  // namespace sluice

@@ -26,6 +26,10 @@ class QkPosition {
   /// forward left it.
   void backward(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Sequence& sequence,
                 const Saved& s) const;
+  /// backward's arguments for an op that computes dy and does it (AttentionGrads::queries); empty where no op
+  /// can: with the norm behind the rotation.
+  std::optional<PositionBackward> arguments(const Tensor& dx, const Tensor& x, const Sequence& sequence,
+                                            const Saved& s) const;
 
  private:
   std::optional<RmsNorm> norm_;

@@ -1,7 +1,6 @@
 #include "nn/rmsnorm.h"
 
 #include "nn/weight_gradient.h"
-#include "ops/norm_rope.h"
 #include "ops/rmsnorm.h"
 
 namespace sluice {
@@ -63,6 +62,13 @@ void RmsNorm::backward_rope(Context& ctx, Tensor dx, const Tensor& dy, const Ten
         const Tensor of_dy = operand(dy), of_x = operand(x), of_positions = operand(positions);
         norm_rope_backward(ctx, to, dw, of_dy, of_x, weight(), by_row(operand, x, s), of_positions, cos, sin);
       });
+}
+
+std::optional<PositionBackward> RmsNorm::rope_arguments(const Tensor& dx, const Tensor& x,
+                                                        const Tensor& positions, const Tensor& cos,
+                                                        const Tensor& sin, const Saved& s) const {
+  if (store_.token_rows() && weight_) return {};
+  return PositionBackward{dx, dweight(), x, weight(), s.rstd, positions, cos, sin};
 }
 
 }  // namespace sluice

@@ -5,6 +5,7 @@
 
 #include "config/config.h"
 #include "nn/layer.h"
+#include "ops/norm_rope.h"
 #include "params/param_store.h"
 
 namespace sluice {
@@ -41,6 +42,10 @@ class RmsNorm {
                     const Tensor& sin, Saved& s) const;
   void backward_rope(Context& ctx, Tensor dx, const Tensor& dy, const Tensor& x, const Tensor& positions,
                      const Tensor& cos, const Tensor& sin, const Saved& s) const;
+  /// backward_rope's arguments for an op that does it; empty where the weight's gradient is not the sum over
+  /// the op's tokens (params/token_rows.h).
+  std::optional<PositionBackward> rope_arguments(const Tensor& dx, const Tensor& x, const Tensor& positions,
+                                                 const Tensor& cos, const Tensor& sin, const Saved& s) const;
 
  private:
   /// Empty without weights.

@@ -142,9 +142,10 @@ void SoftmaxAttention::backward(Context& ctx, const AttentionGrads& grads, const
   const AttentionInputs in = inputs(heads, window_ > 0 ? s.first_key : sequence.first_key);
   const AttentionState state = {s.o, s.lse};
   if (joined() || gate)
-    gated_attention_backward(
-        ctx, {grads.dq, grads.dk, grads.dv, gate.dlogits, dsinks, grad(extra_key_), grad(extra_value_)}, dy,
-        in, state, output(gate, s), of_scores, kernel_);
+    gated_attention_backward(ctx,
+                             {grads.dq, grads.dk, grads.dv, gate.dlogits, dsinks, grad(extra_key_),
+                              grad(extra_value_), grads.queries},
+                             dy, in, state, output(gate, s), of_scores, kernel_);
   else
     attention_backward(ctx, grads, dy, in, state, of_scores, kernel_);
 }

@@ -88,6 +88,10 @@ void attention_backward(Context& ctx, const AttentionGrads& grads, const Tensor&
                         const AttentionInputs& in, const AttentionState& state, const ScoreGrads& of_scores,
                         AttentionKernel kernel) {
   check_backward("attention_backward", ctx, grads, d_o, in, state, of_scores, kernel);
+  if (grads.queries && ctx.device == Device::cpu) {  // a GPU's kernels may go on by themselves
+    attention_backward(ctx, grads.without_queries(), d_o, in, state, of_scores, kernel);
+    return position_backward(ctx, *grads.queries, grads.dq);
+  }
   SLUICE_DISPATCH(attention_backward, ctx, grads, d_o, in, state, of_scores, kernel);
 }
 
@@ -109,8 +113,9 @@ void extra_key_attention_backward(Context& ctx, const AttentionGrads& grads, con
   }
   extra_key_backward(ctx, d_o, dlse, grads.dextra_value, d, o, lse, output.extra);
   if (of_scores.dlse) add_forward(ctx, dlse, dlse, of_scores.dlse);
-  attention_backward(ctx, grads, d_o, in, state, {dlse, of_scores.coef0}, kernel);
+  attention_backward(ctx, grads.without_queries(), d_o, in, state, {dlse, of_scores.coef0}, kernel);
   extra_key_logits_backward(ctx, grads.dq, grads.dextra_key, dlse, in.q, output.extra.key, in.scale);
+  if (grads.queries) position_backward(ctx, *grads.queries, grads.dq);
 }
 
 }  // namespace

@@ -12,9 +12,12 @@
 // Its "lse" is the logarithm of the denominator, and its z0 that of the first key's numerator (-inf where
 // that is 0), so that exp(z0 - lse) is the attention on the first key either way. (The authors' code
 // multiplies eps by e^max z.)
+#include <optional>
+
 #include "core/context.h"
 #include "ops/extra_key.h"
 #include "ops/gate.h"
+#include "ops/norm_rope.h"
 
 namespace sluice {
 
@@ -50,6 +53,14 @@ struct AttentionGrads {
                       // empty without a gate
   Tensor dsink = {};  // (H) of accumulate_dtype, added to; empty without a sink
   Tensor dextra_key = {}, dextra_value = {};  // (Hx, D) of accumulate_dtype, added to; empty likewise
+  /// How the queries were made: backward goes on to queries->dx, and what it leaves in dq is undefined. A
+  /// kernel that sums dq in higher precision may do it before anything is rounded.
+  std::optional<PositionBackward> queries = {};
+  AttentionGrads without_queries() const {
+    AttentionGrads g = *this;
+    g.queries.reset();
+    return g;
+  }
 };
 
 /// Gradients that reach the scores directly instead of through the output; either may be empty.

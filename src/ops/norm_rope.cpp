@@ -2,6 +2,7 @@
 
 #include "ops/checks.h"
 #include "ops/dispatch.h"
+#include "ops/rope.h"
 
 SLUICE_DECLARE_BACKENDS(norm_rope_forward)
 SLUICE_DECLARE_BACKENDS(norm_rope_backward)
@@ -47,6 +48,13 @@ void norm_rope_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& d
   else
     SLUICE_CHECK(dweight.empty(), "norm_rope_backward: dweight without a weight, got {}", dweight.describe());
   SLUICE_DISPATCH(norm_rope_backward, ctx, dx, dweight, dy, x, weight, rstd, positions, cos, sin);
+}
+
+void position_backward(Context& ctx, const PositionBackward& p, const Tensor& dy) {
+  if (p.rstd)
+    norm_rope_backward(ctx, p.dx, p.dweight, dy, p.x, p.weight, p.rstd, p.positions, p.cos, p.sin);
+  else
+    rope_backward(ctx, p.dx, dy, p.positions, p.cos, p.sin);
 }
 
 }  // namespace sluice

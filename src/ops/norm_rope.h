@@ -17,4 +17,17 @@ void norm_rope_backward(Context& ctx, Tensor dx, Tensor dweight, const Tensor& d
                         const Tensor& weight, const Tensor& rstd, const Tensor& positions, const Tensor& cos,
                         const Tensor& sin);
 
+/// How queries or keys were made, for an op that computes their gradient and goes on to that of what they
+/// were made from: the arguments of norm_rope_backward, or, with an empty rstd, of rope_backward, which has
+/// no x.
+struct PositionBackward {
+  Tensor dx;  // (T, H, D), overwritten; may alias the gradient of the queries or keys, or be columns of a
+              // matrix
+  Tensor dweight = {}, x = {}, weight = {}, rstd = {};
+  Tensor positions, cos, sin;
+};
+
+/// norm_rope_backward or rope_backward with these arguments.
+void position_backward(Context& ctx, const PositionBackward& p, const Tensor& dy);
+
 }  // namespace sluice

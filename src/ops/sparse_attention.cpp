@@ -49,6 +49,10 @@ void sparse_attention_backward(Context& ctx, const AttentionGrads& grads, const 
   check_like(op, "d_o", d_o, in.q);
   if (of_scores.dlse) check_like(op, "dlse", of_scores.dlse, state.lse);
   if (of_scores.coef0) check_like(op, "coef0", of_scores.coef0, state.lse);
+  if (grads.queries) {
+    sparse_attention_backward(ctx, grads.without_queries(), d_o, in, state, keys, of_scores);
+    return position_backward(ctx, *grads.queries, grads.dq);
+  }
   SLUICE_DISPATCH(sparse_attention_backward, ctx, grads, d_o, in, state, keys, of_scores);
 }
 

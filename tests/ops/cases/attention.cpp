@@ -10,6 +10,7 @@
 #include "core/device.h"
 #include "ops/cases.h"
 #include "ops/level_scores.h"
+#include "ops/made_queries.h"
 #include "ops/query_places.h"
 #include "support/enums.h"
 #include "support/gpu.h"
@@ -62,9 +63,9 @@ AttentionInputs inputs(CaseRun& r, const Shape& s) {
   return in;
 }
 
-AttentionGrads grads(CaseRun& r, const Shape& s) {
+AttentionGrads grads(CaseRun& r, const Shape& s, Made made) {
   AttentionGrads d;
-  d.dq = r.output("dq", {s.queries, s.heads, s.depth});
+  set_queries(r, d, made, s.queries, s.heads, s.depth);
   d.dk = r.output("dk", {s.keys, s.kv_heads, s.depth});
   // In every second shape as columns of a matrix.
   d.dv = s.keys % 2 == 0 ? r.columns("dv", s.keys, s.kv_heads * s.depth).view({s.keys, s.kv_heads, s.depth})
@@ -106,12 +107,14 @@ struct Extras {
   int gate = 0;  // none, elementwise, headwise
   GateKind kind = {};
   bool deterministic = true;
+  Made made = Made::plainly;  // the queries
 };
 
 std::string describe(const Extras& e) {
-  return fmt::format("dlse={} coef0={} sink={} gate={} activation={} sharing={} combine={} deterministic={}",
-                     e.dlse, e.coef0, e.sink, e.gate, static_cast<int>(e.kind.activation),
-                     static_cast<int>(e.kind.sharing), static_cast<int>(e.kind.combine), e.deterministic);
+  return fmt::format(
+      "dlse={} coef0={} sink={} gate={} activation={} sharing={} combine={} deterministic={} queries made={}",
+      e.dlse, e.coef0, e.sink, e.gate, static_cast<int>(e.kind.activation), static_cast<int>(e.kind.sharing),
+      static_cast<int>(e.kind.combine), e.deterministic, static_cast<int>(e.made));
 }
 
 /// Backward needs o and lse of a forward, which each case computes itself.
@@ -124,7 +127,7 @@ OpCase backward_case(const Shape& s, const Extras& e) {
             const Tensor d_o = r.input("d_o", {tokens, s.heads, s.depth});
             const Tensor dlse = e.dlse ? r.input("dlse", r.wide, {s.heads, tokens}) : Tensor();
             const Tensor coef0 = e.coef0 ? r.input("coef0", r.wide, {s.heads, tokens}, 0.1) : Tensor();
-            const AttentionGrads d = grads(r, s);
+            const AttentionGrads d = grads(r, s, e.made);
             const bool was = r.ctx.deterministic;
             r.ctx.deterministic = e.deterministic;
             attention_forward(r.ctx, {o, lse}, in, kernel_for(r, in));
@@ -163,7 +166,7 @@ OpCase gated_case(const Shape& s, const Extras& e, bool backward) {
         if (e.gate == 2)
           dgate = columns ? r.columns("dgate", tokens, s.heads) : r.output("dgate", {tokens, s.heads});
         const Tensor dsink = e.sink ? r.inout("dsink", r.wide, {s.heads}) : Tensor();
-        AttentionGrads d = grads(r, s);
+        AttentionGrads d = grads(r, s, e.made);
         d.dgate = dgate, d.dsink = dsink;
         gated_attention_backward(r.ctx, d, dy, in, {o, lse}, out, {dlse, coef0}, kernel_for(r, in));
       }};
@@ -211,6 +214,7 @@ OpCase random_case(Random& random) {
   Extras e;
   e.dlse = uniform(random, 0, 1), e.coef0 = uniform(random, 0, 1), e.sink = uniform(random, 0, 1);
   e.gate = static_cast<int>(uniform(random, 0, 2));
+  e.made = static_cast<Made>(uniform(random, 0, 4));
   e.kind.activation = static_cast<GateActivation>(uniform(random, 0, kCount<GateActivation> - 1));
   e.kind.combine = static_cast<GateCombine>(uniform(random, 0, 1));
   switch (uniform(random, 0, 3)) {
@@ -293,6 +297,11 @@ OpFamily attention_cases() {
                  {.dlse = true, .sink = gate == 2, .gate = gate, .kind = {{}, sharing, {}}});
   push_gated(cases, {33, 33, 4, 2, 128}, {.dlse = true, .coef0 = true, .sink = true, .gate = 1});
   push_gated(cases, {40, 40, 2, 1, 64}, {});
+  for (const int64_t depth : {24, 64})
+    for (const Made made : {Made::by_rope, Made::by_norm_rope, Made::by_norm_per_head}) {
+      cases.push_back(loose(backward_case({50, 50, 2, 1, depth}, {.dlse = true, .made = made})));
+      push_gated(cases, {33, 33, 4, 2, depth}, {.sink = true, .gate = 1, .made = made});
+    }
   cases.push_back(loose(gated_case({20, 90, 2, 1, 128}, {.sink = true, .gate = 1}, false)));
   cases.push_back(loose(gated_case({20, 90, 2, 1, 256}, {.sink = true, .gate = 2}, false)));
 

@@ -9,6 +9,7 @@
 #include "ops/attention.h"
 #include "ops/cases.h"
 #include "ops/level_scores.h"
+#include "ops/made_queries.h"
 #include "ops/query_places.h"
 #include "support/enums.h"
 
@@ -93,9 +94,10 @@ OpCase level_scores_case(const Shape& s) {
   });
 }
 
-OpCase backward_case(const Shape& s, bool coef0, bool deterministic = true) {
+OpCase backward_case(const Shape& s, bool coef0, bool deterministic = true, Made made = Made::plainly) {
   return tiled(
-      fmt::format("attention_backward {} coef0={} deterministic={}", describe(s), coef0, deterministic),
+      fmt::format("attention_backward {} coef0={} deterministic={} queries made={}", describe(s), coef0,
+                  deterministic, static_cast<int>(made)),
       [=](CaseRun& r) {
         const AttentionInputs in = inputs(r, s);
         const Tensor o = r.output("o", {s.queries, s.heads, s.depth});
@@ -103,19 +105,21 @@ OpCase backward_case(const Shape& s, bool coef0, bool deterministic = true) {
         const Tensor d_o = r.input("d_o", {s.queries, s.heads, s.depth});
         const Tensor dlse = r.input("dlse", r.wide, {s.heads, s.queries});
         const Tensor c = coef0 ? r.input("coef0", r.wide, {s.heads, s.queries}, 0.1) : Tensor();
-        const Tensor dq = r.output("dq", {s.queries, s.heads, s.depth});
-        const Tensor dk = r.output("dk", {s.keys, s.kv_heads, s.depth});
+        AttentionGrads grads;
+        set_queries(r, grads, made, s.queries, s.heads, s.depth);
+        grads.dk = r.output("dk", {s.keys, s.kv_heads, s.depth});
         // In every second shape as columns of a matrix.
-        const Tensor dv =
-            s.keys % 2 == 0
-                ? r.columns("dv", s.keys, s.kv_heads * s.depth).view({s.keys, s.kv_heads, s.depth})
-                : r.output("dv", {s.keys, s.kv_heads, s.depth});
+        grads.dv = s.keys % 2 == 0
+                       ? r.columns("dv", s.keys, s.kv_heads * s.depth).view({s.keys, s.kv_heads, s.depth})
+                       : r.output("dv", {s.keys, s.kv_heads, s.depth});
         const bool was = r.ctx.deterministic;
         r.ctx.deterministic = deterministic;
         attention_forward(r.ctx, {o, lse}, in);
-        attention_backward(r.ctx, {dq, dk, dv}, d_o, in, {o, lse}, {dlse, c});
+        attention_backward(r.ctx, grads, d_o, in, {o, lse}, {dlse, c});
         r.ctx.deterministic = was;
-      });
+      },
+      // The CPU rounds dq before it goes on to what queries were made from; Hopper's kernels do not.
+      made == Made::plainly ? 2 : 4);
 }
 
 Shape random_shape(Random& random) {
@@ -137,7 +141,9 @@ Shape random_shape(Random& random) {
 
 OpCase random_case(Random& random) {
   Shape s = random_shape(random);
-  if (uniform(random, 0, 1)) return backward_case(s, uniform(random, 0, 1), uniform(random, 0, 1));
+  if (uniform(random, 0, 1))
+    return backward_case(s, uniform(random, 0, 1), uniform(random, 0, 1),
+                         static_cast<Made>(uniform(random, 0, 4)));
   if (s.ranks == 1) s.keys += uniform(random, 0, 200);
   Output e{static_cast<int>(uniform(random, 0, 2)), uniform(random, 0, 1) == 1, {}};
   e.kind.activation = static_cast<GateActivation>(uniform(random, 0, kCount<GateActivation> - 1));
@@ -178,6 +184,15 @@ OpFamily attention_hopper_cases() {
     cases.push_back(backward_case({200, 600, 2, 1, 64, {250, 300, 500}, 3, 1}, true, deterministic));
     cases.push_back(backward_case({300, 600, 2, 1, 128, {}, 2, 0}, true, deterministic));
   }
+  // What queries were made from: in place, as columns, as a tensor; blocks with one and with two tiles.
+  for (const Made made :
+       {Made::by_rope, Made::by_norm_rope, Made::by_norm_per_head, Made::by_norm_without_weight}) {
+    cases.push_back(backward_case({300, 300, 2, 1, 128, {100}}, true, true, made));
+    cases.push_back(backward_case({50, 50, 3, 3, 64, {}}, true, true, made));
+    cases.push_back(backward_case({325, 325, 2, 1, 64, {}}, true, false, made));
+  }
+  cases.push_back(
+      backward_case({200, 600, 2, 1, 128, {250, 300, 500}, 3, 1}, true, true, Made::by_norm_rope));
   cases.push_back(backward_case({130, 130, 8, 1, 128, {}}, false));
   cases.push_back(backward_case({150, 150, 4, 4, 64, {128}}, true));
   cases.push_back(backward_case({256, 256, 1, 1, 128, {}}, false));

@@ -8,6 +8,7 @@
 #include "ops/attention.h"
 #include "ops/cases.h"
 #include "ops/head_importance.h"
+#include "ops/made_queries.h"
 #include "ops/value_zeroing.h"
 #include "ops/window.h"
 
@@ -72,8 +73,9 @@ OpCase extra_case(const Shape& s, int64_t rows, bool value, int gate, bool backw
             gated_attention_forward(r.ctx, y, {o, lse}, in, out);
             if (!backward) return;
             const Tensor dy = r.input("dy", {T, H, D}), dlse = r.input("dlse", r.wide, {H, T});
-            AttentionGrads d = {r.output("dq", {T, H, D}), r.output("dk", {T, s.kv_heads, D}),
-                                r.output("dv", {T, s.kv_heads, D})};
+            AttentionGrads d = {
+                .dq = {}, .dk = r.output("dk", {T, s.kv_heads, D}), .dv = r.output("dv", {T, s.kv_heads, D})};
+            set_queries(r, d, value && D % 2 == 0 ? Made::by_norm_rope : Made::plainly, T, H, D);
             if (gate == 1) d.dgate = r.output("dgate", {T, H, D});
             if (gate == 2) d.dgate = r.output("dgate", {T, H});
             d.dextra_key = r.inout("dkey", r.wide, {rows, D});

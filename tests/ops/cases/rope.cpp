@@ -5,29 +5,18 @@
 #include <spdlog/fmt/fmt.h>
 
 #include <catch2/catch.hpp>
-#include <cmath>
 
 #include "ops/cases.h"
+#include "ops/made_queries.h"
 #include "ops/norm_rope.h"
 
 namespace sluice::test {
 namespace {
 
-constexpr int64_t kPositions = 50;
+constexpr int64_t kPositions = RopeAngles::kPositions;
 constexpr double kEps = 1e-5;
 
-struct Table {
-  Tensor positions, cos, sin;
-  Table(CaseRun& r, int64_t tokens, int64_t half)
-      : positions(r.integers("positions", {tokens}, 0, kPositions - 1)),
-        cos(r.input("cos", r.wide, {kPositions, half}, [=](int64_t i) { return std::cos(angle(i, half)); })),
-        sin(r.input("sin", r.wide, {kPositions, half}, [=](int64_t i) { return std::sin(angle(i, half)); })) {
-  }
-  static double angle(int64_t i, int64_t half) {
-    return static_cast<double>(i / half) *
-           std::pow(1e4, -static_cast<double>(i % half) / static_cast<double>(half));
-  }
-};
+using Table = RopeAngles;
 
 OpCase rope_case(int64_t tokens, int64_t heads, int64_t width, bool in_place) {
   return {fmt::format("rope T={} H={} D={}{}", tokens, heads, width, in_place ? " in place" : ""),

@@ -8,6 +8,7 @@
 #include "ops/attention.h"
 #include "ops/cases.h"
 #include "ops/level_scores.h"
+#include "ops/made_queries.h"
 #include "ops/query_places.h"
 #include "ops/sparse_attention.h"
 
@@ -128,9 +129,11 @@ OpCase attention_case(const Shape& s, int64_t every) {
             const AttentionState state = attention_state(run, s);
             sparse_attention_forward(run.ctx, state, in, keys);
             if (!s.places().trains()) return;
-            const AttentionGrads grads = {.dq = run.output("dq", {s.queries, s.heads, s.depth}),
-                                          .dk = run.output("dk", {s.tokens, s.kv_heads, s.depth}),
-                                          .dv = run.output("dv", {s.tokens, s.kv_heads, s.depth})};
+            AttentionGrads grads = {.dq = {},
+                                    .dk = run.output("dk", {s.tokens, s.kv_heads, s.depth}),
+                                    .dv = run.output("dv", {s.tokens, s.kv_heads, s.depth})};
+            set_queries(run, grads, every % 2 == 1 ? Made::by_rope : Made::plainly, s.queries, s.heads,
+                        s.depth);
             const ScoreGrads of_scores = {run.input("dlse", run.wide, {s.heads, s.queries}),
                                           run.input("coef0", run.wide, {s.heads, s.queries}, 0.1)};
             sparse_attention_backward(run.ctx, grads, run.input("d_o", {s.queries, s.heads, s.depth}), in,
