@@ -1,7 +1,8 @@
 // Sluice's attention kernels compared with cuDNN's, in alternation: without a gate, with a headwise and with
 // an elementwise gate (fused if the kernel supports it; after cuDNN by a separate kernel), with documents,
-// with a sink, with sums of dq in any order. TFLOP/s count the visible half. Their results are compared as
-// well, at the size that is timed, where a block has more tiles than in any test.
+// with a sink, with sums of dq in any order, with the norm and the rotary embedding of queries behind
+// backward, by a kernel of their own and by attention's. TFLOP/s count the visible half. Their results are
+// compared as well, at the size that is timed, where a block has more tiles than in any test.
 #include "ops/attention.h"
 
 #include <spdlog/fmt/fmt.h>
@@ -21,13 +22,17 @@ constexpr int kTurns = 3;  // sets of buffers; together larger than an L2 cache 
 using Rotating = std::array<Tensor, kTurns>;
 const Tensor& of(const Rotating& r, int turn) { return r[static_cast<size_t>(turn % kTurns)]; }
 
+enum class Norm { none, apart, along };  // of the queries, in backward: not computed, an op, by attention
+
 struct Shape {
   int64_t tokens, heads, kv_heads, depth;
   std::string gate = "none";
   int64_t document = 0;  // tokens; 0: one document
   bool sink = false, any_order = false;
+  Norm norm = Norm::none;
 
   std::string with() const {
+    if (norm != Norm::none) return norm == Norm::apart ? "queries' norm, apart" : "queries' norm";
     return sink ? "sink" : any_order ? "any order" : document ? fmt::format("documents of {}", document) : "";
   }
   bool plain() const { return gate == "none" && !sink; }
@@ -68,6 +73,14 @@ struct Layer {
     const int64_t document = s.document ? s.document : s.tokens;
     first = in.integers(s.tokens, [=](int64_t t) { return static_cast<int32_t>(t / document * document); });
     if (s.sink) sink = in.normal(DType::bf16, {s.heads}), dsink = in.zeros(DType::f32, {s.heads});
+    if (s.norm == Norm::none) return;
+    for (Tensor& t : x) t = in.normal(DType::bf16, {s.tokens, s.heads, s.depth});
+    weight = in.normal(DType::bf16, {s.depth}), dweight = in.zeros(DType::f32, {s.depth});
+    rstd = in.zeros(DType::f32, {s.tokens * s.heads});
+    positions = in.integers(s.tokens, [](int64_t t) { return static_cast<int32_t>(t); });
+    cos = in.normal(DType::f32, {s.tokens, s.depth / 2}),
+    sin = in.normal(DType::f32, {s.tokens, s.depth / 2});
+    norm_rope_forward(ctx, o[0], rstd, x[0], weight, 1e-6, positions, cos, sin);  // rstd is read by backward
   }
   AttentionInputs inputs(int turn) const {
     return {of(q, turn), of(k, turn), of(v, turn), first, 1 / std::sqrt(static_cast<double>(s.depth))};
@@ -87,11 +100,14 @@ struct Layer {
   void backward(int turn, AttentionKernel kernel) const {
     AttentionGrads grads = {of(dq, turn), of(dk, turn), of(dv, turn), of(dz, turn)};
     grads.dsink = dsink;
+    const PositionBackward made = {of(dq, turn), dweight, of(x, turn), weight, rstd, positions, cos, sin};
+    if (s.norm == Norm::along) grads.queries = made;
     ctx.deterministic = !s.any_order;
     if (s.plain())
       attention_backward(ctx, grads, of(dy, turn), inputs(turn), state(turn), {}, kernel);
     else
       gated_attention_backward(ctx, grads, of(dy, turn), inputs(turn), state(turn), output(turn), {}, kernel);
+    if (s.norm == Norm::apart) position_backward(ctx, made, grads.dq);
   }
   /// What the first turn wrote.
   std::vector<std::pair<const char*, Tensor>> results() const {
@@ -100,8 +116,8 @@ struct Layer {
 
   Shape s;
   Context& ctx;
-  Rotating q, k, v, o, y, dy, dq, dk, dv, z{}, dz{}, lse;
-  Tensor first, sink, dsink;
+  Rotating q, k, v, o, y, dy, dq, dk, dv, z{}, dz{}, lse, x{};
+  Tensor first, sink, dsink, weight, dweight, rstd, positions, cos, sin;
 };
 
 std::vector<Candidate> candidates(Inputs& in, const Shape& s) {
@@ -229,6 +245,8 @@ std::vector<Shape> shapes_of(const RaceOptions& options) {
     with.document = document, shapes.push_back(with);
     with = s, with.sink = true, shapes.push_back(with);
     with = s, with.any_order = true, shapes.push_back(with);
+    with = s, with.norm = Norm::apart, shapes.push_back(with);
+    with = s, with.norm = Norm::along, shapes.push_back(with);
   };
   if (options.tiny) {
     variants({40, 2, 1, 64}, 8);
@@ -268,6 +286,8 @@ nlohmann::json check_attention(const RaceOptions& options) {
   std::vector<Shape> shapes = {{16384, 16, 8, 128}, {16384, 16, 8, 64, "elementwise"}};
   if (options.quick) shapes = {{8192, 16, 8, 128, "elementwise"}, {8192, 16, 8, 64}};
   if (options.tiny || options.device == Device::cpu) shapes = {{40, 2, 1, 64, "elementwise"}};
+  for (Shape& s : shapes)
+    if (!s.plain()) s.norm = Norm::along;
   nlohmann::json rows = nlohmann::json::array();
   for (const Shape& s : shapes)
     for (const nlohmann::json& row : cross_check(options.device, s)) rows.push_back(row);
