@@ -8,23 +8,31 @@
 #include <cmath>
 #include <limits>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "core/parallel_for.h"
 
+// In this order.
+// clang-format off
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
+#include "ops/cpu/vectors.h"
+// clang-format on
 
 namespace {
 
-/// silu(g) u, and its gradients with respect to g and u, times d.
+/// silu(g) u, and its gradients with respect to g and u, times d. V is a number or a vector.
 struct Swiglu {
-  template <class A>
-  A value(A g, A u) const {
-    return g * sigmoid(g) * u;
+  template <class V>
+  V value(V g, V u) const {
+    return g * sigmoids(g) * u;
   }
-  template <class A>
-  void backward(A d, A g, A u, A& dg, A& du) const {
-    const A s = sigmoid(g);
-    dg = d * u * s * (A(1) + g * (A(1) - s));
+  template <class V>
+  void backward(V d, V g, V u, V& dg, V& du) const {
+    const V s = sigmoids(g);
+    dg = d * u * s * (1.0f + g * (1.0f - s));
     du = d * g * s;
   }
 };
@@ -35,16 +43,26 @@ template <class A>
 struct ClampedSwiglu {
   A limit;
   static constexpr A kSlope = A(1.702);
-  A gate(A g) const { return g > limit ? limit : g; }
-  A up(A u) const { return (u > limit ? limit : u < -limit ? -limit : u) + A(1); }
-  A value(A g, A u) const {
-    const A c = gate(g);
-    return c * sigmoid(kSlope * c) * up(u);
+  template <class V>
+  V gate(V g) const {
+    const V most = limit + V{};
+    return g > most ? most : g;
   }
-  void backward(A d, A g, A u, A& dg, A& du) const {
-    const A c = gate(g), s = sigmoid(kSlope * c);
-    dg = g > limit ? A(0) : d * up(u) * s * (A(1) + kSlope * c * (A(1) - s));
-    du = u > limit || u < -limit ? A(0) : d * c * s;
+  template <class V>
+  V up(V u) const {
+    const V most = limit + V{};
+    return (u > most ? most : u < -most ? -most : u) + 1.0f;
+  }
+  template <class V>
+  V value(V g, V u) const {
+    const V c = gate(g);
+    return c * sigmoids(kSlope * c) * up(u);
+  }
+  template <class V>
+  void backward(V d, V g, V u, V& dg, V& du) const {
+    const V c = gate(g), s = sigmoids(kSlope * c), zero{}, most = limit + zero;
+    dg = g > most ? zero : d * up(u) * s * (1.0f + kSlope * c * (1.0f - s));
+    du = u > most ? zero : u < -most ? zero : d * c * s;
   }
 };
 
@@ -132,18 +150,13 @@ void swiglu_forward(Context& ctx, Tensor y, const Tensor& gate_up) {
   if (ctx.dry_run) return;
   with_storage_type(y.dtype, [&](auto tag) {
     using T = decltype(tag);
-    using A = accumulate_t<T>;
     const int64_t width = y.dim(1);
     parallel_for(y.dim(0), 8192 / std::max<int64_t>(width, 1), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
         const T* gate = gate_up.as<T>() + t * 2 * width;
         const T* up = gate + width;
         T* out = y.as<T>() + t * width;
-#pragma omp simd
-        for (int64_t i = 0; i < width; ++i) {
-          const A g = load(gate + i), u = load(up + i);
-          store(out + i, Swiglu().value(g, u));
-        }
+        for_elements<T>(width, [&](auto at) { at.set(out, Swiglu().value(at.get(gate), at.get(up))); });
       }
     });
   });
@@ -153,7 +166,6 @@ void swiglu_backward(Context& ctx, Tensor dgate_up, const Tensor& dy, const Tens
   if (ctx.dry_run) return;
   with_storage_type(dy.dtype, [&](auto tag) {
     using T = decltype(tag);
-    using A = accumulate_t<T>;
     const int64_t width = dy.dim(1);
     parallel_for(dy.dim(0), 8192 / std::max<int64_t>(width, 1), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t) {
@@ -162,14 +174,12 @@ void swiglu_backward(Context& ctx, Tensor dgate_up, const Tensor& dy, const Tens
         const T* dout = dy.as<T>() + t * width;
         T* dgate = dgate_up.as<T>() + t * 2 * width;
         T* dup = dgate + width;
-#pragma omp simd
-        for (int64_t i = 0; i < width; ++i) {
-          const A g = load(gate + i), u = load(up + i), d = load(dout + i);
-          A dg, du;
-          Swiglu().backward(d, g, u, dg, du);
-          store(dgate + i, dg);
-          store(dup + i, du);
-        }
+        for_elements<T>(width, [&](auto at) {
+          auto dg = at.get(gate), du = at.get(up);
+          Swiglu().backward(at.get(dout), dg, du, dg, du);
+          at.set(dgate, dg);
+          at.set(dup, du);
+        });
       }
     });
   });
@@ -188,11 +198,7 @@ void weighted_forward(const Tensor& y, const Tensor& gate_up, const Tensor& weig
       const T* up = gate + width;
       const A weight = weights.as<A>()[slots.as<int32_t>()[r]];
       T* out = y.as<T>() + r * width;
-#pragma omp simd
-      for (int64_t i = 0; i < width; ++i) {
-        const A g = load(gate + i), u = load(up + i);
-        store(out + i, weight * form.value(g, u));
-      }
+      for_elements<T>(width, [&](auto at) { at.set(out, weight * form.value(at.get(gate), at.get(up))); });
     }
   });
 }

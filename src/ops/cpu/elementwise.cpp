@@ -6,12 +6,20 @@
 #include <cmath>
 #include <limits>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "core/parallel_for.h"
 #include "ops/stochastic_bits.h"
 
+// In this order.
+// clang-format off
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
+#include "ops/cpu/vectors.h"
 #include "ops/cpu/soft_cap.h"
+// clang-format on
 
 constexpr int64_t kGrain = 16384;
 
@@ -22,8 +30,9 @@ void add_forward(Context& ctx, Tensor y, const Tensor& a, const Tensor& b) {
     const T *ap = a.as<T>(), *bp = b.as<T>();
     T* yp = y.as<T>();
     parallel_for(y.numel(), kGrain, [&](int64_t begin, int64_t end) {
-#pragma omp simd
-      for (int64_t i = begin; i < end; ++i) store(yp + i, load(ap + i) + load(bp + i));
+      for_vectors<accumulate_t<T>>(end - begin, [&](int64_t i, int64_t n) {
+        put(yp + begin + i, take(ap + begin + i, n) + take(bp + begin + i, n), n);
+      });
     });
   });
 }

@@ -10,11 +10,19 @@
 #include <limits>
 #include <type_traits>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "core/parallel_for.h"
 #include "ops/gate_activation.h"
 
+// In this order.
+// clang-format off
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
+#include "ops/cpu/vectors.h"
+// clang-format on
 
 /// s = a(z) and, unless null, slope = factor a'(z), element by element; s may be the memory of z.
 template <GateActivation kActivation, class T, class A>
@@ -81,21 +89,11 @@ void apply(GateCombine combine, T* y, const T* x, const A* s, int64_t rows, int6
   for (int64_t r = 0; r < count; ++r, x += n, y += n) {
     const A* score = width == channels ? s : nullptr;
     const A one = s[r];
-    if (combine == GateCombine::multiply) {
-      if (score) {
-#pragma omp simd
-        for (int64_t i = 0; i < n; ++i) store(y + i, load(x + i) * score[i]);
-      } else {
-#pragma omp simd
-        for (int64_t i = 0; i < n; ++i) store(y + i, load(x + i) * one);
-      }
-    } else if (score) {
-#pragma omp simd
-      for (int64_t i = 0; i < n; ++i) store(y + i, load(x + i) + score[i]);
-    } else {
-#pragma omp simd
-      for (int64_t i = 0; i < n; ++i) store(y + i, load(x + i) + one);
-    }
+    const bool multiply = combine == GateCombine::multiply;
+    for_vectors<A>(n, [&](int64_t i, int64_t part) {
+      const Vec<A> v = take(x + i, part), by = score ? take(score + i, part) : splat(one);
+      put(y + i, multiply ? v * by : v + by, part);
+    });
   }
 }
 
@@ -107,12 +105,11 @@ void apply_backward(GateCombine combine, T* dx, A* ds, const T* dy, const T* x, 
   if (width == channels) {
     const int64_t n = rows * channels;
     if (multiply) {
-#pragma omp simd
-      for (int64_t i = 0; i < n; ++i) {
-        const A d = load(dy + i);
-        ds[i] = d * load(x + i);
-        store(dx + i, d * s[i]);
-      }
+      for_vectors<A>(n, [&](int64_t i, int64_t part) {
+        const Vec<A> d = take(dy + i, part);
+        put(ds + i, d * take(x + i, part), part);
+        put(dx + i, d * take(s + i, part), part);
+      });
     } else {
 #pragma omp simd
       for (int64_t i = 0; i < n; ++i) ds[i] = load(dy + i);
@@ -239,8 +236,9 @@ void gate_backward(Context& ctx, Tensor dx, Tensor dz, const Tensor& dy, const T
         const int64_t n = dz.contiguous() ? count * g.n : g.n;
         for (int64_t i = 0; i < count * g.n; i += n) {
           T* const to = dzp + (t + i / g.n) * stride;
-#pragma omp simd
-          for (int64_t j = 0; j < n; ++j) store(to + j, kc[i + j] * ds[i + j]);
+          for_vectors<A>(n, [&](int64_t j, int64_t part) {
+            put(to + j, take(kc + i + j, part) * take(ds + i + j, part), part);
+          });
         }
       });
       return;

@@ -25,15 +25,6 @@
 
 namespace {
 
-/// A vector of p, or its first n elements and zeros.
-template <class T>
-[[gnu::always_inline]] inline Vec<accumulate_t<T>> take(const T* p, int64_t n) {
-  return n >= Simd<accumulate_t<T>>::kWidth ? load_vec(p) : load_part(p, n);
-}
-template <class T>
-[[gnu::always_inline]] inline void put(T* p, Vec<accumulate_t<T>> x, int64_t n) {
-  n >= Simd<accumulate_t<T>>::kWidth ? store_vec(p, x) : store_part(p, x, n);
-}
 template <class T>
 [[gnu::always_inline]] inline Vec<accumulate_t<T>> take_weight(const T* weight, int64_t at, int64_t n) {
   return weight ? take(weight + at, n) : splat(accumulate_t<T>(1));

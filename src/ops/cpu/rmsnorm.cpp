@@ -7,12 +7,17 @@
 #include <cmath>
 #include <limits>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "core/parallel_for.h"
 
 // In this order.
 // clang-format off
 #include "ops/cpu/isa_begin.h"
 #include "ops/cpu/vector_math.h"
+#include "ops/cpu/vectors.h"
 #include "ops/cpu/partials.h"
 // clang-format on
 
@@ -38,13 +43,12 @@ void forward_rows(T* y, A* rstd, const T* x, const T* weight, int64_t begin, int
       T* out = y + i * width;
       const A r = rstd[i];
       if (!weight) {
-#pragma omp simd
-        for (int64_t c = 0; c < width; ++c) store(out + c, load(row + c) * r);
+        for_vectors<A>(width, [&](int64_t c, int64_t n) { put(out + c, take(row + c, n) * r, n); });
         continue;
       }
       const T* w = weight + i % groups * width;
-#pragma omp simd
-      for (int64_t c = 0; c < width; ++c) store(out + c, load(w + c) * (load(row + c) * r));
+      for_vectors<A>(width,
+                     [&](int64_t c, int64_t n) { put(out + c, take(w + c, n) * (take(row + c, n) * r), n); });
     }
   }
 }
@@ -75,15 +79,13 @@ void backward_row(T* dx, accumulate_t<T>* dw, const T* dy, const T* x, const T* 
     dw[i] += dyx * r;
   }
   const A c = r * r * (gx / static_cast<A>(width));
-  if (into == Into::overwrite) {
-#pragma omp simd
-    for (int64_t i = 0; i < width; ++i)
-      store(dx + i, r * (load(dy + i) * load(weight + i) - load(x + i) * c));
-  } else {
-#pragma omp simd
-    for (int64_t i = 0; i < width; ++i)
-      store(dx + i, load(dx + i) + r * (load(dy + i) * load(weight + i) - load(x + i) * c));
-  }
+  const auto gradient = [&](int64_t i, int64_t n) {
+    return r * (take(dy + i, n) * take(weight + i, n) - take(x + i, n) * c);
+  };
+  if (into == Into::overwrite)
+    for_vectors<A>(width, [&](int64_t i, int64_t n) { put(dx + i, gradient(i, n), n); });
+  else
+    for_vectors<A>(width, [&](int64_t i, int64_t n) { put(dx + i, take(dx + i, n) + gradient(i, n), n); });
 }
 
 /// The same without a weight.
@@ -94,13 +96,11 @@ void backward_plain_row(T* dx, const T* dy, const T* x, accumulate_t<T> r, int64
 #pragma omp simd reduction(+ : gx)
   for (int64_t i = 0; i < width; ++i) gx += load(dy + i) * load(x + i);
   const A c = r * r * (gx / static_cast<A>(width));
-  if (into == Into::overwrite) {
-#pragma omp simd
-    for (int64_t i = 0; i < width; ++i) store(dx + i, r * (load(dy + i) - load(x + i) * c));
-  } else {
-#pragma omp simd
-    for (int64_t i = 0; i < width; ++i) store(dx + i, load(dx + i) + r * (load(dy + i) - load(x + i) * c));
-  }
+  const auto gradient = [&](int64_t i, int64_t n) { return r * (take(dy + i, n) - take(x + i, n) * c); };
+  if (into == Into::overwrite)
+    for_vectors<A>(width, [&](int64_t i, int64_t n) { put(dx + i, gradient(i, n), n); });
+  else
+    for_vectors<A>(width, [&](int64_t i, int64_t n) { put(dx + i, take(dx + i, n) + gradient(i, n), n); });
 }
 
 void backward_plain(const Tensor& dx, const Tensor& dy, const Tensor& x, const Tensor& rstd, Into into) {

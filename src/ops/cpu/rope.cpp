@@ -27,7 +27,6 @@ template <class T>
 void rotate(const char* op, Tensor y, const Tensor& x, const Tensor& positions, const Tensor& cos,
             const Tensor& sin, accumulate_t<T> direction) {
   using A = accumulate_t<T>;
-  constexpr int64_t W = Simd<A>::kWidth;
   const int64_t tokens = x.dim(0), heads = x.dim(1), half = x.dim(2) / 2;
   check_positions(op, positions, cos);
   const int32_t* const position = positions.as<int32_t>();
@@ -42,22 +41,12 @@ void rotate(const char* op, Tensor y, const Tensor& x, const Tensor& positions, 
         const T *x1 = in + (t * heads + h) * 2 * half, *x2 = x1 + half;
         T *y1 = out + t * row + h * 2 * half, *y2 = y1 + half;
         // y may be x: both elements of a pair are read before either is written.
-        const auto turn = [&](int64_t i, const auto& get, const auto& put) {
-          const auto a = get(x1 + i), b = get(x2 + i), ci = get(c + i), si = direction * get(s + i);
-          put(y1 + i, a * ci - b * si);
-          put(y2 + i, b * ci + a * si);
-        };
-        int64_t i = 0;
-        for (; i + W <= half; i += W)
-          turn(
-              i, [](auto* p) { return load_vec(p); }, [](auto* p, auto v) { store_vec(p, v); });
-        if (const int64_t n = half - i; kMaskedParts && n > 0)
-          turn(
-              i, [n](auto* p) { return load_part(p, n); }, [n](auto* p, auto v) { store_part(p, v, n); });
-        else
-          for (; i < half; ++i)
-            turn(
-                i, [](auto* p) { return load(p); }, [](auto* p, auto v) { store(p, v); });
+        for_vectors<A>(half, [&](int64_t i, int64_t n) {
+          const Vec<A> a = take(x1 + i, n), b = take(x2 + i, n), ci = take(c + i, n),
+                       si = direction * take(s + i, n);
+          put(y1 + i, a * ci - b * si, n);
+          put(y2 + i, b * ci + a * si, n);
+        });
       }
     }
   });
