@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """machine_code.py FOLDER: what ptxas made of the kernels for Hopper, in the object files under FOLDER (of scripts/build cuda).
 
-Emulation cannot see the order of instructions. Checked for every kernel with products of warpgroups (HGMMA), and softmax_cluster:
+Emulation cannot see the order of instructions. Checked for every kernel with products of warpgroups (HGMMA), softmax_cluster and attention_dq_kernel:
   nothing is kept in local memory;
   softmax_cluster: a row comes to shared memory (LDGSTS), and no vector of it (LDG of 128 bits) is read from memory once more;
   attention forward: the exponentials of a key tile stand between the wait for its scores and the wait for the products that they are
@@ -21,6 +21,7 @@ from pathlib import Path
 # Products of the kernel at head_dim 64 and 128: of all its loops, unrolled.
 PRODUCTS = {"attention_forward_kernel": (24, 32), "attention_backward_kernel": (24, 32)}
 CLUSTER_BARRIERS = 2  # of grouped products: at the start and at the end
+WITHOUT_PRODUCTS = ("softmax_cluster", "attention_dq_kernel")
 EXPONENTIALS = 60  # of a thread's 64 scores, a few of which ptxas may move
 
 
@@ -87,7 +88,7 @@ def main() -> int:
     checked, failed = 0, 0
     for file in sorted(Path(sys.argv[1]).rglob("*hopper*.o")):
         for name, code in kernels(tool, file):
-            if not any("HGMMA" in i for i in code) and "softmax_cluster" not in name:
+            if not any("HGMMA" in i for i in code) and not any(kernel in name for kernel in WITHOUT_PRODUCTS):
                 continue
             checked += 1
             for problem in problems(name, code):
