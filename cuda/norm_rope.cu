@@ -117,32 +117,25 @@ __global__ void __launch_bounds__(kBlock, 3) norm_rope_backward_kernel(Backward<
     next_angles = angles(unit + 2 * stride);
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
-      float da[kN], db[kN], xa[kN], xb[kN], wa[kN], wb[kN];
+      NormRow<kN> row;
       float gx = 0;
       if (h < here.heads) {
-        to_floats(wa, load_weight<kN>(p.weight, weight_at));
-        to_floats(wb, load_weight<kN>(p.weight, weight_at + half));
-        to_floats(da, dy[h][0]), to_floats(db, dy[h][1]);
-        to_floats(xa, x[h][0]), to_floats(xb, x[h][1]);
 #pragma unroll
-        for (int e = 0; e < kN; ++e) {
-          rotate(da[e], db[e], c[e], s[e]);
-          gx += da[e] * xa[e] * wa[e] + db[e] * xb[e] * wb[e];
-          dw[0][e] += da[e] * xa[e] * r[h];
-          dw[1][e] += db[e] * xb[e] * r[h];
+        for (int side = 0; side < 2; ++side) {
+          to_floats(row.weight[side], load_weight<kN>(p.weight, weight_at + side * half));
+          to_floats(row.d[side], dy[h][side]);
+          to_floats(row.x[side], x[h][side]);
         }
+#pragma unroll
+        for (int e = 0; e < kN; ++e) rotate(row.d[0][e], row.d[1][e], c[e], s[e]);
+        gx = row.sums(dw, r[h]);
       }
       gx = group_sum(gx);
       if (h < here.heads) {
-        const float k = r[h] * r[h] * (gx / static_cast<float>(2 * half));
+        row.to_gradient(gx, r[h], half);
         T* const dx = p.dx + here.token * p.dx_gap + (here.row + h) * 2 * half + i;
-#pragma unroll
-        for (int e = 0; e < kN; ++e) {
-          da[e] = r[h] * (da[e] * wa[e] - xa[e] * k);
-          db[e] = r[h] * (db[e] * wb[e] - xb[e] * k);
-        }
-        store_vec<kN>(dx, from_floats<T>(da));
-        store_vec<kN>(dx + half, from_floats<T>(db));
+        store_vec<kN>(dx, from_floats<T>(row.d[0]));
+        store_vec<kN>(dx + half, from_floats<T>(row.d[1]));
       }
     }
   }

@@ -45,6 +45,33 @@ DEVICE_INLINE void rotate(float& a, float& b, float c, float s) {
   a = turned;
 }
 
+/// The norm's backward of a row of 2 half columns, of which a lane has kN of either half: d its gradient,
+/// rotated back, x, and the weight. First what is summed, over the row's columns (returned) and over rows
+/// (dw); then, with the row's sum gx, d becomes the gradient of x.
+template <int kN>
+struct NormRow {
+  float d[2][kN], x[2][kN], weight[2][kN];
+
+  DEVICE_INLINE float sums(float (&dw)[2][kN], float r) const {
+    float gx = 0;
+#pragma unroll
+    for (int e = 0; e < kN; ++e) {
+      gx += d[0][e] * x[0][e] * weight[0][e] + d[1][e] * x[1][e] * weight[1][e];
+      dw[0][e] += d[0][e] * x[0][e] * r;
+      dw[1][e] += d[1][e] * x[1][e] * r;
+    }
+    return gx;
+  }
+  DEVICE_INLINE void to_gradient(float gx, float r, int half) {
+    const float k = r * r * (gx / static_cast<float>(2 * half));
+#pragma unroll
+    for (int e = 0; e < kN; ++e) {
+      d[0][e] = r * (d[0][e] * weight[0][e] - x[0][e] * k);
+      d[1][e] = r * (d[1][e] * weight[1][e] - x[1][e] * k);
+    }
+  }
+};
+
 template <class T>
 struct RopeRows {
   T* y;

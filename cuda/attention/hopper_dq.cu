@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_dq_kernel(DqParams p) {
   const int group = static_cast<int>(threadIdx.x) / kLanes, i = static_cast<int>(threadIdx.x) % kLanes * kN;
   const auto token_of = [&](int tile, int k) { return int64_t{tile} * kDqTile + k * kGroups + group; };
   float next_r[kRows] = {};
-  int64_t next_angles[kRows];
+  int next_position[kRows];  // -1: outside of the table
   const auto ask = [&](int tile) {
     if (tile < p.tiles) {
       const float* const from =
@@ -78,9 +78,9 @@ __global__ void __launch_bounds__(kThreads, 2) attention_dq_kernel(DqParams p) {
 #pragma unroll
       for (int k = 0; k < kRows; ++k) {
         const int64_t token = token_of(tile, k), row = token * p.heads + head;
-        next_angles[k] = -1;
+        next_position[k] = -1;
         if (token >= p.tokens) continue;
-        if constexpr (kRope) next_angles[k] = p.table.row(token);
+        if constexpr (kRope) next_position[k] = p.table.row(token) < 0 ? -1 : p.table.positions[token];
         if constexpr (kNorm) {
           next_r[k] = p.rstd[row];
 #pragma unroll
@@ -101,10 +101,10 @@ __global__ void __launch_bounds__(kThreads, 2) attention_dq_kernel(DqParams p) {
       turn<kDim>(rows, k * kThreads + static_cast<int>(threadIdx.x), next.template read<float>(k), p.scale);
     Vec<nv_bf16, kN> x[kRows][2] = {};  // what was not asked for is read, too, and not used
     float r[kRows] = {};
-    int64_t angles[kRows];
+    int position[kRows];
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
-      r[k] = next_r[k], angles[k] = next_angles[k];
+      r[k] = next_r[k], position[k] = next_position[k];
       if constexpr (kNorm) {
 #pragma unroll
         for (int side = 0; side < 2; ++side) x[k][side] = next.template read<nv_bf16>(Next::x(k, side));
@@ -116,41 +116,32 @@ __global__ void __launch_bounds__(kThreads, 2) attention_dq_kernel(DqParams p) {
     for (int k = 0; k < kRows; ++k) {
       const int64_t token = token_of(tile, k);
       const bool real = token < p.tokens;  // every thread stays for the sums over its group
-      const float* const row = rows + (k * kGroups + group) * kSharedRow<kDim> + i;
-      float a[kN] = {}, b[kN] = {}, gx = 0;
+      const float* const from = rows + (k * kGroups + group) * kSharedRow<kDim> + i;
+      NormRow<kN> row;
+      float gx = 0;
       if (real) {
-        to_floats(a, load_vec<kN>(row)), to_floats(b, load_vec<kN>(row + kHalf));
-        if constexpr (kRope) {
-          float c[kN], s[kN];
-          p.table.load(angles[k], i, c, s);
 #pragma unroll
-          for (int e = 0; e < kN; ++e) rotate(a[e], b[e], c[e], s[e]);
-        }
-      }
-      if constexpr (kNorm) {
-        float xa[kN], xb[kN], wa[kN], wb[kN];
-        to_floats(xa, x[k][0]), to_floats(xb, x[k][1]);
-        to_floats(wa, load_weight<kN>(p.weight, head * p.weight_row + i));
-        to_floats(wb, load_weight<kN>(p.weight, head * p.weight_row + kHalf + i));
-        if (real) {
-#pragma unroll
-          for (int e = 0; e < kN; ++e) {
-            gx += a[e] * xa[e] * wa[e] + b[e] * xb[e] * wb[e];
-            dw[0][e] += a[e] * xa[e] * r[k];
-            dw[1][e] += b[e] * xb[e] * r[k];
+        for (int side = 0; side < 2; ++side) {
+          to_floats(row.d[side], load_vec<kN>(from + side * kHalf));
+          if constexpr (kNorm) {
+            to_floats(row.x[side], x[k][side]);
+            to_floats(row.weight[side], load_weight<kN>(p.weight, head * p.weight_row + side * kHalf + i));
           }
         }
-        const float m = r[k] * r[k] * (group_sum(gx) / static_cast<float>(kDim));
+        if constexpr (kRope) {
+          float c[kN], s[kN];
+          p.table.load(int64_t{position[k]} * kHalf, i, c, s);
 #pragma unroll
-        for (int e = 0; e < kN; ++e) {
-          a[e] = r[k] * (a[e] * wa[e] - xa[e] * m);
-          b[e] = r[k] * (b[e] * wb[e] - xb[e] * m);
+          for (int e = 0; e < kN; ++e) rotate(row.d[0][e], row.d[1][e], c[e], s[e]);
         }
+        if constexpr (kNorm) gx = row.sums(dw, r[k]);
       }
+      if constexpr (kNorm) gx = group_sum(gx);
       if (real) {
+        if constexpr (kNorm) row.to_gradient(gx, r[k], kHalf);
         nv_bf16* const dx = p.dx + token * p.dx_row + head * kDim + i;
-        store_vec<kN>(dx, from_floats<nv_bf16>(a));
-        store_vec<kN>(dx + kHalf, from_floats<nv_bf16>(b));
+        store_vec<kN>(dx, from_floats<nv_bf16>(row.d[0]));
+        store_vec<kN>(dx + kHalf, from_floats<nv_bf16>(row.d[1]));
       }
     }
     __syncthreads();
