@@ -40,7 +40,8 @@ struct NextTile {
   using Vectors = Prefetch<kThreads, kSums + (kMade == Made::by_norm_rope ? 2 * kRows : 0)>;
 };
 
-/// Rows of shared memory are this long, so that neither writes nor rows meet in a bank.
+/// Rows of shared memory are this long, so that the writes of a warp meet in no bank, and its reads at most
+/// two at a time.
 template <int kDim>
 constexpr int kSharedRow = kDim + 4;
 

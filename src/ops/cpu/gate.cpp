@@ -86,10 +86,10 @@ template <class T, class A>
 void apply(GateCombine combine, T* y, const T* x, const A* s, int64_t rows, int64_t channels, int64_t width) {
   // One score per channel makes the rows one long row.
   const int64_t n = width == channels ? rows * channels : channels, count = width == channels ? 1 : rows;
+  const bool multiply = combine == GateCombine::multiply;
   for (int64_t r = 0; r < count; ++r, x += n, y += n) {
     const A* score = width == channels ? s : nullptr;
     const A one = s[r];
-    const bool multiply = combine == GateCombine::multiply;
     for_vectors<A>(n, [&](int64_t i, int64_t part) {
       const Vec<A> v = take(x + i, part), by = score ? take(score + i, part) : splat(one);
       put(y + i, multiply ? v * by : v + by, part);
