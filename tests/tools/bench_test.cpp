@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "core/cpu_features.h"
 #include "core/device.h"
 #include "tools/tiny_run.h"
 
@@ -43,7 +44,9 @@ void check_bench(const TinyRun& t, const std::string& device) {
       ++timed;
       CHECK(row["of_heuristic"].get<double>() > 0);
     }
+    if (row.value("library", "") == "own") CHECK(row["of_onednn"].get<double>() > 0);
   }
+  if (device == "cpu") CHECK(result["matmul"].size() == (bf16_products() ? 8u : 0u));
   CHECK(2 * timed == (device == "cpu" ? 0 : static_cast<int>(result["matmul"].size())));
   int skipped = 0;
   for (const auto& row : result["attention"]) {

@@ -62,7 +62,8 @@ nlohmann::json measure_ops(DType dtype, bool tiny, double peak_gflops, double se
 /// At GPU sizes (or tiny); rows of race().
 nlohmann::json measure_kernels(const RaceOptions& options);
 /// On a GPU in pairs of `algorithm` heuristic and timed (ops/product_algorithms.h), the latter with
-/// `of_heuristic`, their ratio.
+/// `of_heuristic`, their ratio. On a CPU products of bf16 of small models, if its kernels have them, with
+/// `library` own, with `of_onednn`, and oneDNN's.
 nlohmann::json measure_matmul(const RaceOptions& options);
 nlohmann::json measure_attention(const RaceOptions& options);
 /// Compares the results of the attention kernels with each other, and each one's bits in two runs, at sizes

@@ -1,12 +1,16 @@
 // The matrix products of a 1.7B model, forward and both backward products, and its output head with
 // cross-entropy. On a GPU each is measured twice: with the algorithm that the library's heuristic prefers,
-// and with the one that timing found to be the fastest.
+// and with the one that timing found to be the fastest. On a CPU products of bf16 are measured at the sizes
+// of small models, where the kernels multiply bf16, each in turns with oneDNN's.
 #include <spdlog/fmt/fmt.h>
 
 #include <array>
 #include <functional>
+#include <limits>
+#include <memory>
 
 #include "bench/bench.h"
+#include "bench/onednn.h"
 #include "ops/cross_entropy.h"
 #include "ops/linear.h"
 #include "ops/product_algorithms.h"
@@ -66,7 +70,7 @@ std::vector<Candidate> loss(Inputs& in, const Shape& s, DType type) {
 
 using Make = std::function<std::vector<Candidate>(Inputs&)>;
 
-/// The fastest algorithms of all products of the candidates; of a CPU none.
+/// The fastest algorithms of all products of the candidates.
 ProductAlgorithms time_candidates(const RaceOptions& options, const Make& make) {
   std::set<GpuProduct> products;
   Context dry(0, options.device);
@@ -77,9 +81,8 @@ ProductAlgorithms time_candidates(const RaceOptions& options, const Make& make) 
   return time_products(products, dry.deterministic);
 }
 
-/// race(), on a GPU of every candidate with either choice of algorithms, one row behind the other.
+/// race() of every candidate with either choice of algorithms, one row behind the other.
 nlohmann::json race_algorithms(const RaceOptions& options, const Make& make) {
-  if (options.device == Device::cpu) return race(options, make);
   const ProductAlgorithms timed = time_candidates(options, make);
   nlohmann::json rows = race(options, [&](Inputs& in) {
     std::vector<Candidate> both;
@@ -100,9 +103,100 @@ nlohmann::json race_algorithms(const RaceOptions& options, const Make& make) {
   return rows;
 }
 
+/// Candidates for the three products of a layer, by Sluice, and by oneDNN with a weight as it lies and
+/// packed.
+struct CpuRace {
+  Inputs& in;
+  const Shape& shape;
+  std::vector<Candidate> candidates = {};
+
+  void add(const char* pass, const char* library, std::function<void(int)> run) {
+    const double flops = 2.0 * static_cast<double>(shape.rows) * static_cast<double>(shape.out) *
+                         static_cast<double>(shape.in);
+    candidates.push_back({fmt::format("{}, {}, {}", shape.what, pass, library),
+                          std::move(run),
+                          flops,
+                          0,
+                          {{"shape", fmt::format("{} x {} x {}", shape.rows, shape.out, shape.in)},
+                           {"precision", "bf16"},
+                           {"pass", pass},
+                           {"library", library}}});
+  }
+
+  /// a, to: the operand and the result of a turn.
+  void add_peer(const char* pass, cpu::Product p, const Tensor& b, bool b_transposed,
+                const std::function<Tensor(int)>& a, const std::function<Tensor(int)>& to) {
+    const bool packed = p.b == cpu::Product::Layout::packed;
+    std::shared_ptr<OneDnnProduct> product;
+    if (!in.ctx.dry_run) {
+      product = std::make_shared<OneDnnProduct>(p);
+      if (packed) product->pack(b.data, b_transposed);
+    }
+    add(pass, packed ? "oneDNN, packed" : "oneDNN", [product, a, to, b](int turn) {
+      if (product) product->run(a(turn).data, b.data, to(turn).data);
+    });
+  }
+};
+
+std::vector<Candidate> cpu_products(Inputs& in, const Shape& s) {
+  using Layout = cpu::Product::Layout;
+  constexpr DType kType = DType::bf16;
+  CpuRace race{in, s};
+  Context& ctx = in.ctx;
+  LinearWeight w;
+  w.value = in.normal(kType, {s.out, s.in}, 0.02);
+  const LinearPackedBytes bytes = linear_packed_bytes(ctx, kType, s.out, s.in, s.rows);
+  w.packed = in.zeros(DType::u8, {bytes.forward});
+  w.packed_transposed = in.zeros(DType::u8, {bytes.transposed});
+  linear_pack(ctx, w);
+  std::array<Tensor, 2> inputs, outputs;
+  for (Tensor& t : inputs) t = in.normal(kType, {s.rows, s.in});
+  for (Tensor& t : outputs) t = in.normal(kType, {s.rows, s.out});
+  const Tensor dw = in.zeros(DType::f32, {s.out, s.in});
+  const auto x = [=](int turn) { return inputs[static_cast<size_t>(turn % 2)]; };
+  const auto y = [=](int turn) { return outputs[static_cast<size_t>(turn % 2)]; };
+
+  const char* pass = "forward";
+  race.add(pass, "own", [=, &ctx](int i) { linear_forward(ctx, y(i), x(i), w); });
+  for (const Layout b : {Layout::transposed, Layout::packed})
+    race.add_peer(pass, {kType, kType, s.rows, s.out, s.in, false, b}, w.value, true, x, y);
+  pass = "backward to input";
+  race.add(pass, "own", [=, &ctx](int i) { linear_backward_input(ctx, x(i), y(i), w, Into::overwrite); });
+  for (const Layout b : {Layout::plain, Layout::packed})
+    race.add_peer(pass, {kType, kType, s.rows, s.in, s.out, false, b}, w.value, false, y, x);
+  pass = "backward to weight";
+  race.add(pass, "own", [=, &ctx](int i) { linear_backward_weight(ctx, dw, y(i), x(i), Into::overwrite); });
+  race.add_peer(pass, {kType, DType::f32, s.out, s.in, s.rows, true, Layout::plain}, inputs[0], false, y,
+                [=](int) { return dw; });
+  return race.candidates;
+}
+
+/// Rows of Sluice's own products have `of_onednn`, their time divided by that of oneDNN's faster form.
+nlohmann::json measure_cpu_products(const RaceOptions& options) {
+  std::vector<Shape> shapes{{"attention output", 1024, 384, 384}, {"FFN in", 1024, 2048, 384},
+                            {"FFN out", 1024, 384, 1024},         {"head", 1024, 8064, 384},
+                            {"124M, FFN in", 2048, 3072, 768},    {"124M, FFN out", 2048, 768, 3072}};
+  if (options.tiny) shapes = {{"odd", 13, 7, 9}};
+  nlohmann::json all = nlohmann::json::array();
+  if (!bf16_products()) return all;
+  for (const Shape& s : shapes) {
+    nlohmann::json rows = race(options, [&](Inputs& in) { return cpu_products(in, s); });
+    for (nlohmann::json& row : rows) {
+      double best = std::numeric_limits<double>::infinity();
+      for (const nlohmann::json& other : rows)
+        if (other["pass"] == row["pass"] && other["library"] != "own")
+          best = std::min(best, other["us"].get<double>());
+      if (row["library"] == "own") row["of_onednn"] = row["us"].get<double>() / best;
+    }
+    for (const nlohmann::json& row : rows) all.push_back(row);
+  }
+  return all;
+}
+
 }  // namespace
 
 nlohmann::json measure_matmul(const RaceOptions& options) {
+  if (options.device == Device::cpu) return measure_cpu_products(options);
   std::vector<Shape> shapes{{"square", 8192, 8192, 8192},
                             {"query, key and value", 16384, 4096, 2048},
                             {"query, key, value and gate", 16384, 6144, 2048},
