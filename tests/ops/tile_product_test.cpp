@@ -3,6 +3,7 @@
 #include "ops/tile_product.h"
 
 #include "core/cpu_features.h"
+#include "ops/elementwise.h"
 #include "ops/op_support.h"
 
 using namespace sluice;
@@ -61,8 +62,8 @@ struct Size {
 };
 // Tails of rows, of columns and of the depth; more rows than a unit has, and more depth than is packed at a
 // time.
-constexpr Size kSizes[] = {{1, 1, 1},    {16, 32, 32},  {17, 33, 31},   {33, 40, 65},
-                           {70, 64, 96}, {300, 97, 67}, {48, 31, 2100}, {5, 200, 1056}};
+constexpr Size kSizes[] = {{1, 1, 1},     {16, 32, 32},   {17, 33, 31},   {33, 40, 65},  {70, 64, 96},
+                           {300, 97, 67}, {48, 31, 2100}, {5, 200, 1056}, {40, 48, 1100}};
 
 }  // namespace
 
@@ -84,19 +85,28 @@ TEST_CASE("products in tiles equal f64 loops in every layout", "[tile_product]")
 
 TEST_CASE("bits of products in tiles depend on neither threads, packing, nor other rows", "[tile_product]") {
   Context ctx(kScratch);
-  Pool pool;
-  cpu::Product p{DType::bf16, DType::f32, 301, 70, 1100, false, Layout::packed, false, 0};
-  const Operands o = operands(pool, ctx, p);
-  const auto again = [&] { return product(ctx, p, o, pool.zeros(DType::f32, {p.m, p.n})); };
-  const Tensor c = again();
-  for (const int threads : {1, 3}) {
-    const Threads scope(threads);
-    CHECK(same_bits(again(), c));
-  }
-  p.b = Layout::plain;
-  CHECK(same_bits(again(), c));
-  p.m = 19;
-  CHECK(same_bits(again(), c.rows(0, p.m)));
+  for (const DType out : {DType::f32, DType::bf16})
+    for (const bool accumulate : {false, true}) {
+      CAPTURE(dtype_name(out), accumulate);
+      Pool pool;
+      // So long that several strips of columns are computed together, and more columns than those.
+      cpu::Product p{DType::bf16, out, 301, 550, 3000, false, Layout::packed, accumulate, 0};
+      const Operands o = operands(pool, ctx, p);
+      const auto again = [&] {
+        const Tensor c = pool.zeros(out, {p.m, p.n});
+        fill(ctx, c, 3);
+        return product(ctx, p, o, c);
+      };
+      const Tensor c = again();
+      for (const int threads : {1, 3}) {
+        const Threads scope(threads);
+        CHECK(same_bits(again(), c));
+      }
+      p.b = Layout::plain;
+      CHECK(same_bits(again(), c));
+      p.m = 19;
+      CHECK(same_bits(again(), c.rows(0, p.m)));
+    }
 }
 
 TEST_CASE("the emulated unit has the bits of AMX, for denormal numbers too", "[tile_product]") {

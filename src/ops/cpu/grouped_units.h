@@ -30,6 +30,8 @@ struct ColumnTiles {
 
 template <class T>
 struct Singles {
+  /// Whether what is not to be kept in the caches is summed elsewhere first, and then copied by stream().
+  static constexpr bool kSumsApart = false;
   using Storage = T;
   using A = accumulate_t<T>;
   static constexpr int64_t kUnit = 1, kStripWidth = kStrip<A>;
@@ -82,6 +84,7 @@ struct PackedPairs {
 
 /// Pairs that vectors multiply. Unlike tiles they take dy as its rows lie, without a transposed copy.
 struct Pairs : PackedPairs<2> {
+  static constexpr bool kSumsApart = false;
   static Tiles tiles(int64_t rows) { return {rows, Avx512Bf16Unit::kMostRows, 1}; }
   static void begin() {}
   static void end() { Avx512Bf16Unit::end(); }
@@ -105,8 +108,12 @@ struct Pairs : PackedPairs<2> {
 template <class Unit>
 struct TilePairs : PackedPairs<kUnitDepth> {
   static Tiles tiles(int64_t rows) { return {rows, kUnitRows, kUnitRows}; }
+  static constexpr bool kSumsApart = true;
   static void begin() { Unit::begin(); }
   static void end() { Unit::end(); }
+  static void stream(float* c, int64_t ldc, const float* sums, int64_t rows) {
+    Unit::stream(c, ldc, sums, rows);
+  }
   template <int AI, int AK>
   static void tile(int64_t rows, int64_t units, const float* a, const float* b, float* c, int64_t ldc,
                    bool add) {

@@ -1,6 +1,7 @@
 // A product is divided into units of rows and strips, which threads take dynamically. A unit goes strip by
 // strip; of a strip's part of b and of the rows of a, Unit::kDepthBlock elements at a time are multiplied, so
-// that the strip's part stays in the first cache, or the second, while the rows stream from the second.
+// that the strip's part stays in the first cache, or the second, while the rows stream from the second. Rows
+// too long for that are multiplied with several strips, one block of the depth after the other.
 #include "ops/tile_product.h"
 
 #include <algorithm>
@@ -44,6 +45,13 @@ constexpr int64_t packed_row(int64_t padded_depth) {
   return std::min(Unit::kDepthBlock, padded_depth) + 32;
 }
 
+/// How many strips are multiplied with one block of the depth of these rows before the next.
+template <class Unit>
+constexpr int64_t strips_together(int64_t rows, int64_t padded_depth) {
+  const auto bytes = rows * padded_depth * static_cast<int64_t>(sizeof(bf16));
+  return bytes > Unit::kRowBytes ? Unit::kStripsTogether : 1;
+}
+
 /// Packs strips [begin, end) of b (k, n).
 void pack_strips_of(float* packed, int64_t begin, int64_t end, int64_t k, int64_t n, bool transposed,
                     const bf16* b, int64_t ld) {
@@ -67,7 +75,7 @@ void pack_all(float* packed, int64_t k, int64_t n, bool transposed, const bf16* 
 /// Memory of one thread.
 struct Blocks {
   bf16* rows;   // packed rows of a, or the last columns of rows that are not a multiple of kUnitDepth long
-  float* sums;  // of one strip
+  float* sums;  // of the strips that are computed together
 };
 
 /// The rows of a of one unit.
@@ -110,24 +118,35 @@ class UnitProduct {
         packed_row_(packed_row<Unit>(padded_depth)),
         depths_(padded_depth, Unit::kDepthBlock, kUnitDepth),
         tiles_(rows.count, kUnitRows, kUnitRows),
-        past_caches_(past_caches && depths_.parts == 1) {
+        past_caches_(past_caches && (depths_.parts == 1 || !Unit::kTakesStrips)) {
     if (rows_.transposed)
       pack_columns();
     else if (rows_.depth % kUnitDepth != 0)
       pack_tails();
   }
 
-  /// The columns of strip s, of which there are `columns` in c.
-  void strip(int64_t s, int64_t columns, Out* c, int64_t ldc, bool add) {
-    const float* const b = strips_ + s * padded_depth_ / 2 * kPairStrip;
-    for (int64_t i = 0; i < depths_.parts; ++i)
-      for (int64_t t = 0; t < tiles_.count; ++t) {
-        if (add && i == 0 && t + 1 < tiles_.count) prefetch(c, ldc, t + 1);
-        tile(i, t, b, columns, c + tiles_[t] * ldc, ldc, add);
-      }
+  /// These strips' columns of c, which has n columns.
+  void run(const Cut::Part& strips, int64_t n, Out* c, bool add) const {
+    const int64_t together = strips_together<Unit>(rows_.count, padded_depth_);
+    for (int64_t first = strips.begin; first < strips.end; first += together)
+      for (int64_t i = 0; i < depths_.parts; ++i)
+        for (int64_t s = first; s < std::min(strips.end, first + together); ++s)
+          part_of_strip(i, {s, s - first, std::min(kPairStrip, n - s * kPairStrip)}, c + s * kPairStrip, n,
+                        add);
   }
 
  private:
+  struct Strip {
+    int64_t index, place, columns;  // place: among those computed together
+  };
+
+  void part_of_strip(int64_t i, const Strip& strip, Out* c, int64_t ldc, bool add) const {
+    for (int64_t t = 0; t < tiles_.count; ++t) {
+      if (add && i == 0 && t + 1 < tiles_.count) prefetch(c, ldc, t + 1);
+      tile(i, t, strip, c + tiles_[t] * ldc, ldc, add);
+    }
+  }
+
   void prefetch(const Out* c, int64_t ldc, int64_t t) const {
     for (int64_t r = tiles_[t]; r < tiles_[t + 1]; ++r)
       for (size_t i = 0; i < kUnitColumns * sizeof(Out); i += 64)
@@ -136,11 +155,18 @@ class UnitProduct {
 
   /// Part i of the depth of tile t, which begins at c. Sums that are not made in c wait in memory of their
   /// own; all tiles share it where the depth has one part.
-  void tile(int64_t i, int64_t t, const float* b, int64_t columns, Out* c, int64_t ldc, bool add) const {
-    const int64_t rows = tiles_[t + 1] - tiles_[t];
+  void tile(int64_t i, int64_t t, const Strip& strip, Out* c, int64_t ldc, bool add) const {
+    const int64_t rows = tiles_[t + 1] - tiles_[t], columns = strip.columns;
     const bool last = i + 1 == depths_.parts;
-    float* const sums = blocks_.sums + (depths_.parts > 1 ? tiles_[t] * kUnitColumns : 0);
+    const float* const b = strips_ + strip.index * padded_depth_ / 2 * kPairStrip;
+    float* const sums =
+        blocks_.sums + (depths_.parts > 1 ? (strip.place * rows_.count + tiles_[t]) * kUnitColumns : 0);
     if constexpr (std::is_same_v<Out, float>) {
+      if (columns == kUnitColumns && past_caches_ && !Unit::kTakesStrips) {
+        sum(i, t, b, sums, kUnitColumns, i > 0);
+        if (last) Unit::stream(c, ldc, sums, rows);
+        return;
+      }
       if (columns == kUnitColumns) return sum(i, t, b, c, ldc, add || i > 0, past_caches_);
       const auto bytes = static_cast<size_t>(columns) * sizeof(float);
       for (int64_t r = 0; add && i == 0 && r < rows; ++r)
@@ -219,10 +245,8 @@ void multiply_strips(const Product& p, const bf16* a, int64_t lda, const float* 
                         strip = division.strips[u % division.strips.parts];
         const Rows of{a + (p.a_transposed ? part.begin : part.begin * lda), lda, part.size(), p.k,
                       p.a_transposed};
-        UnitProduct<Unit, Out> product(blocks, of, strips, padded(p.k), past_caches);
-        for (int64_t s = strip.begin; s < strip.end; ++s)
-          product.strip(s, std::min(kPairStrip, p.n - s * kPairStrip), c + part.begin * p.n + s * kPairStrip,
-                        p.n, add);
+        const UnitProduct<Unit, Out> product(blocks, of, strips, padded(p.k), past_caches);
+        product.run(strip, p.n, c + part.begin * p.n, add);
       }
       Unit::end();
     }
@@ -249,8 +273,9 @@ void tile_product(Context& ctx, const Product& p, const void* a, const void* b, 
     const Tensor packed =
                      packs ? t.alloc("b in strips", DType::u8, {tile_packed_bytes(depth, p.n)}) : Tensor(),
                  rows = t.alloc("rows of a", DType::bf16, {num_threads(), division.rows.size * row}),
-                 sums = t.alloc("sums of a strip", DType::f32,
-                                {num_threads(), division.rows.size * kUnitColumns});
+                 sums = t.alloc("sums of strips", DType::f32,
+                                {num_threads(), strips_together<Unit>(division.rows.size, padded(depth)) *
+                                                    division.rows.size * kUnitColumns});
     if (ctx.dry_run) return;
     if (p.k == 0) {
       if (!p.accumulate)

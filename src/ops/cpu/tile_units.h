@@ -16,6 +16,8 @@ struct EmulatedUnit {
   static constexpr bool kTakesStrips = false;
   /// Elements of a strip of b that stay in a cache while rows of a pass by.
   static constexpr int64_t kDepthBlock = 512;
+  /// Bytes of rows of a above which one block of the depth is multiplied with so many strips before the next.
+  static constexpr int64_t kRowBytes = 512 << 10, kStripsTogether = 16;
   /// Between these a thread may call the others.
   static void begin() {}
   static void end() {}
@@ -39,6 +41,11 @@ struct EmulatedUnit {
         bf16& to = y[r * ldy + i];
         to = bf16(flushed(add ? c[r * kUnitColumns + i] + static_cast<float>(to) : c[r * kUnitColumns + i]));
       }
+  }
+
+  /// c (rows, 32) = sums. Where its rows begin with lines of the caches, these are not read first, nor kept.
+  static void stream(float* c, int64_t ldc, const float* sums, int64_t rows) {
+    for (int64_t r = 0; r < rows; ++r) std::copy_n(sums + r * kUnitColumns, kUnitColumns, c + r * ldc);
   }
 
   /// Pairs of rows of sums, rounded: to[strip][u][column] = (s[2u][column], s[2u + 1][column]), zero beyond
@@ -113,6 +120,14 @@ struct VectorRounding {
     }
   }
 
+  [[gnu::noinline]] SLUICE_TARGET_BF16 static void stream(float* c, int64_t ldc, const float* sums,
+                                                          int64_t rows) {
+    for (int64_t r = 0; r < rows; ++r, sums += kUnitColumns, c += ldc) {
+      _mm512_stream_ps(c, _mm512_loadu_ps(sums));
+      _mm512_stream_ps(c + 16, _mm512_loadu_ps(sums + 16));
+    }
+  }
+
   [[gnu::noinline]] SLUICE_TARGET_BF16 static void pair_rows(float* to, int64_t units, const float* s,
                                                              int64_t lds, int64_t rows, int64_t strips) {
     // Words of the low row and of the high one, which lie behind each other, side by side.
@@ -155,6 +170,7 @@ struct VectorRounding {
 struct Avx512Bf16Unit : VectorRounding {
   static constexpr bool kTakesStrips = true;
   static constexpr int64_t kDepthBlock = 2048;  // 128 KiB of b, which stream from the second cache in time
+  static constexpr int64_t kRowBytes = 512 << 10, kStripsTogether = 1;  // it waits for no rows
   static constexpr int kMostRows = 14;
 
   static void begin() {}
@@ -230,6 +246,7 @@ struct Avx512Bf16Unit : VectorRounding {
 struct AmxUnit : VectorRounding {
   static constexpr bool kTakesStrips = false;
   static constexpr int64_t kDepthBlock = 512;  // 32 KiB of b, which the first cache keeps
+  static constexpr int64_t kRowBytes = 512 << 10, kStripsTogether = 16;  // 256 rows' part and theirs: 768 KiB
   static void begin() { configure(kUnitRows); }
   SLUICE_TARGET_AMX static void end() {
     _tile_release();
