@@ -22,18 +22,28 @@ inline Vec<float> pairs_of(const bf16* low, const bf16* high) {
   return reinterpret_cast<Vec<float>>(l | h);
 }
 
+/// A vector of a packed operand; with kPastCaches to is aligned to one, as it is in those below.
+template <bool kPastCaches>
+void store_pairs(float* to, Vec<float> pairs) {
+  if constexpr (kPastCaches)
+    store_past_caches(to, pairs);
+  else
+    store_vec(to, pairs);
+}
+
 /// to[i] = (low[i], high[i]) for i < n, zero for n <= i < room; high may be null.
+template <bool kPastCaches = false>
 inline void interleave(float* to, const bf16* low, const bf16* high, int64_t n, int64_t room) {
   constexpr int64_t W = Simd<float>::kWidth;
   int64_t i = 0;
-  for (; i + W <= n; i += W) store_vec(to + i, pairs_of(low + i, high ? high + i : nullptr));
+  for (; i + W <= n; i += W) store_pairs<kPastCaches>(to + i, pairs_of(low + i, high ? high + i : nullptr));
   for (; i < n; ++i) to[i] = pair_of(low + i, high ? high + i : nullptr);
   for (; i < room; ++i) to[i] = 0;
 }
 
 /// Strips of a block whose rows run along the columns: to[strip][u][column], `units` >= depth / 2 of them in
 /// a strip. row(k): row k of the block, k < depth.
-template <class Row>
+template <bool kPastCaches = false, class Row>
 void pack_pairs(float* to, int64_t depth, int64_t units, int64_t columns, Row&& row) {
   constexpr int64_t S = kPairStrip;
   for (int64_t u = 0; u < units; ++u) {
@@ -48,14 +58,14 @@ void pack_pairs(float* to, int64_t depth, int64_t units, int64_t columns, Row&& 
         std::fill_n(out, S, 0.0f);
         continue;
       }
-      interleave(out, row(2 * u) + c, 2 * u + 1 < depth ? row(2 * u + 1) + c : nullptr,
-                 std::min(columns - c, S), S);
+      interleave<kPastCaches>(out, row(2 * u) + c, 2 * u + 1 < depth ? row(2 * u + 1) + c : nullptr,
+                              std::min(columns - c, S), S);
     }
   }
 }
 
 /// The same of a block stored as its transpose: column(c) is the depth of column c.
-template <class Column>
+template <bool kPastCaches = false, class Column>
 [[gnu::noinline]] void pack_pairs_transposed(float* to, int64_t depth, int64_t units, int64_t columns,
                                              const Column& column) {
   constexpr int64_t W = Simd<float>::kWidth, S = kPairStrip;
@@ -69,7 +79,7 @@ template <class Column>
         for (int i = 0; i < W; ++i) r[i] = load_vec(reinterpret_cast<const float*>(column(c + i) + 2 * u));
         transpose<float>(r);
 #pragma GCC unroll 16
-        for (int i = 0; i < W; ++i) store_vec(strip + (u + i) * S, r[i]);
+        for (int i = 0; i < W; ++i) store_pairs<kPastCaches>(strip + (u + i) * S, r[i]);
       }
     if (kMaskedParts && c + W <= columns && 2 * u < depth && depth % 2 == 0) {
       Vec<float> r[W];

@@ -26,15 +26,6 @@ namespace {
 constexpr int64_t W = Simd<float>::kWidth;
 static_assert(kStripColumns % W == 0 && kStripRows % W == 0);
 
-/// p is aligned to a vector.
-inline void store_past_caches(float* p, Vec<float> x) {
-#if defined(SLUICE_ISA_avx512)
-  _mm512_stream_ps(p, x);
-#else
-  store_vec(p, x);
-#endif
-}
-
 }  // namespace
 
 void strip_pack(Context& ctx, int64_t k, int64_t n, bool transposed, const float* b, float* packed) {
@@ -66,6 +57,7 @@ void strip_pack(Context& ctx, int64_t k, int64_t n, bool transposed, const float
             store_past_caches(strip + (row + j) * kStripColumns + column, tile[j]);
         }
     }
+    end_stores_past_caches();
   });
 }
 

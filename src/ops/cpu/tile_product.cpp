@@ -53,6 +53,7 @@ constexpr int64_t strips_together(int64_t rows, int64_t padded_depth) {
 }
 
 /// Packs strips [begin, end) of b (k, n).
+template <bool kPastCaches>
 void pack_strips_of(float* packed, int64_t begin, int64_t end, int64_t k, int64_t n, bool transposed,
                     const bf16* b, int64_t ld) {
   const int64_t units = padded(k) / 2;
@@ -60,15 +61,18 @@ void pack_strips_of(float* packed, int64_t begin, int64_t end, int64_t k, int64_
     float* const to = packed + s * units * kPairStrip;
     const int64_t first = s * kPairStrip, columns = std::min(kPairStrip, n - first);
     if (transposed)
-      pack_pairs_transposed(to, k, units, columns, [=](int64_t c) { return b + (first + c) * ld; });
+      pack_pairs_transposed<kPastCaches>(to, k, units, columns,
+                                         [=](int64_t c) { return b + (first + c) * ld; });
     else
-      pack_pairs(to, k, units, columns, [=](int64_t row) { return b + row * ld + first; });
+      pack_pairs<kPastCaches>(to, k, units, columns, [=](int64_t row) { return b + row * ld + first; });
   }
+  if (kPastCaches) end_stores_past_caches();
 }
 
+template <bool kPastCaches>
 void pack_all(float* packed, int64_t k, int64_t n, bool transposed, const bf16* b, int64_t ld) {
   parallel_for(ceil_div(n, kPairStrip), 1, [=](int64_t begin, int64_t end) {
-    pack_strips_of(packed, begin, end, k, n, transposed, b, ld);
+    pack_strips_of<kPastCaches>(packed, begin, end, k, n, transposed, b, ld);
   });
 }
 
@@ -256,7 +260,9 @@ void multiply_strips(const Product& p, const bf16* a, int64_t lda, const float* 
 }  // namespace
 
 void tile_pack(Context& ctx, int64_t k, int64_t n, bool transposed, const bf16* b, float* packed) {
-  if (!ctx.dry_run) pack_all(packed, k, n, transposed, b, transposed ? k : n);
+  if (ctx.dry_run) return;
+  const bool whole_lines = lies_in_lines(packed, kPairStrip);
+  (whole_lines ? pack_all<true> : pack_all<false>)(packed, k, n, transposed, b, transposed ? k : n);
 }
 
 void tile_product(Context& ctx, const Product& p, const void* a, const void* b, void* c) {
@@ -289,8 +295,8 @@ void tile_product(Context& ctx, const Product& p, const void* a, const void* b, 
       part.k = std::min(depth, p.k - k);
       const float* strips = static_cast<const float*>(packs ? packed.data : b);
       if (packs) {
-        pack_all(static_cast<float*>(packed.data), part.k, p.n, b_transposed,
-                 static_cast<const bf16*>(b) + (b_transposed ? k : k * ldb), ldb);
+        pack_all<false>(static_cast<float*>(packed.data), part.k, p.n, b_transposed,
+                        static_cast<const bf16*>(b) + (b_transposed ? k : k * ldb), ldb);
       }
       const bf16* const from = static_cast<const bf16*>(a) + (p.a_transposed ? k * lda : k);
       const bool add = p.accumulate || k > 0;

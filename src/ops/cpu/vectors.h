@@ -57,6 +57,20 @@ inline Vec<float> load_vec(const bf16* p) {
 #endif
 }
 inline void store_vec(float* p, Vec<float> x) { *reinterpret_cast<Simd<float>::Unaligned*>(p) = x; }
+/// For what no one reads before it has left the caches; p is aligned to a vector. Where another thread reads
+/// it, a fence has to follow (end_stores_past_caches).
+inline void store_past_caches(float* p, Vec<float> x) {
+#if defined(SLUICE_ISA_avx512)
+  _mm512_stream_ps(p, x);
+#else
+  store_vec(p, x);
+#endif
+}
+inline void end_stores_past_caches() {
+#if defined(SLUICE_ISA_avx512)
+  _mm_sfence();
+#endif
+}
 inline void store_vec(double* p, Vec<double> x) { *reinterpret_cast<Simd<double>::Unaligned*>(p) = x; }
 inline HalfVec rounded_halves(Vec<float> x) {
 #if defined(SLUICE_ISA_avx512)
