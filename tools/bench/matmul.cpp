@@ -178,7 +178,7 @@ nlohmann::json measure_cpu_products(const RaceOptions& options) {
                             {"124M, FFN in", 2048, 3072, 768},    {"124M, FFN out", 2048, 768, 3072}};
   if (options.tiny) shapes = {{"odd", 13, 7, 9}};
   nlohmann::json all = nlohmann::json::array();
-  if (!bf16_products()) return all;
+  if (!bf16_products() || bf16_unit() == Bf16Unit::amx_emulated) return all;  // nothing that time would tell
   for (const Shape& s : shapes) {
     nlohmann::json rows = race(options, [&](Inputs& in) { return cpu_products(in, s); });
     for (nlohmann::json& row : rows) {
