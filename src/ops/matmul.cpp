@@ -260,10 +260,27 @@ void multiply(Context& ctx, Product p, const void* a, const void* b, void* c) {
     return;
   }
   if (p.in == DType::bf16) return tile_product(ctx, p, a, b, c);
+  library_multiply(ctx, p, a, b, c);
+}
+
+void library_multiply(Context& ctx, Product p, const void* a, const void* b, void* c) {
   p.threads = num_threads();
   with_dnnl([&] {
     MatmulState& state = MatmulState::of(ctx);
     state.product(p).run(ctx, state.stream(), {a, b, c});
+  });
+}
+
+int64_t library_packed_bytes(Context& ctx, DType type, int64_t k, int64_t n) {
+  return with_dnnl(
+      [&] { return static_cast<int64_t>(MatmulState::of(ctx).packed_desc(type, k, n).get_size()); });
+}
+
+void library_pack(Context& ctx, DType type, int64_t k, int64_t n, bool b_transposed, const void* b,
+                  void* packed) {
+  with_dnnl([&] {
+    MatmulState& state = MatmulState::of(ctx);
+    state.packing(type, k, n, b_transposed).run(ctx, state.stream(), {b, packed});
   });
 }
 
@@ -281,7 +298,7 @@ void pack(Context& ctx, DType storage, int64_t k, int64_t n, bool b_transposed, 
     MatmulState& state = MatmulState::of(ctx);
     if (storage == DType::f32 && state.packs_in_strips(k, n))
       return strip_pack(ctx, k, n, b_transposed, static_cast<const float*>(b), static_cast<float*>(packed));
-    state.packing(storage, k, n, b_transposed).run(ctx, state.stream(), {b, packed});
+    library_pack(ctx, storage, k, n, b_transposed, b, packed);
   });
 }
 

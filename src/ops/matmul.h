@@ -39,6 +39,13 @@ int64_t packed_bytes(Context& ctx, DType storage, int64_t k, int64_t n);
 /// Writes the packed form of b (k, n); `b_transposed`: it is stored as (n, k).
 void pack(Context& ctx, DType storage, int64_t k, int64_t n, bool b_transposed, const void* b, void* packed);
 
+/// What oneDNN computes itself: the products of f32 that multiply() leaves to it, and those of bf16, which
+/// the kernels' own are measured against. A packed b has its own form, of `library_packed_bytes` bytes.
+void library_multiply(Context& ctx, Product product, const void* a, const void* b, void* c);
+int64_t library_packed_bytes(Context& ctx, DType type, int64_t k, int64_t n);
+void library_pack(Context& ctx, DType type, int64_t k, int64_t n, bool b_transposed, const void* b,
+                  void* packed);
+
 /// The kernels that the libraries selected for this processor and environment: "oneDNN avx512_core, OpenBLAS
 /// SkylakeX".
 std::string library_kernels();

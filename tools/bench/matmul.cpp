@@ -2,15 +2,15 @@
 // cross-entropy. On a GPU each is measured twice: with the algorithm that the library's heuristic prefers,
 // and with the one that timing found to be the fastest. On a CPU products of bf16 are measured at the sizes
 // of small models, where the kernels multiply bf16, each in turns with oneDNN's.
+#include "ops/matmul.h"
+
 #include <spdlog/fmt/fmt.h>
 
 #include <array>
 #include <functional>
 #include <limits>
-#include <memory>
 
 #include "bench/bench.h"
-#include "bench/onednn.h"
 #include "ops/cross_entropy.h"
 #include "ops/linear.h"
 #include "ops/product_algorithms.h"
@@ -126,15 +126,15 @@ struct CpuRace {
   /// a, to: the operand and the result of a turn.
   void add_peer(const char* pass, cpu::Product p, const Tensor& b, bool b_transposed,
                 const std::function<Tensor(int)>& a, const std::function<Tensor(int)>& to) {
+    Context& ctx = in.ctx;
+    Tensor operand = b;
     const bool packed = p.b == cpu::Product::Layout::packed;
-    std::shared_ptr<OneDnnProduct> product;
-    if (!in.ctx.dry_run) {
-      product = std::make_shared<OneDnnProduct>(p);
-      if (packed) product->pack(b.data, b_transposed);
+    if (packed) {
+      operand = in.zeros(DType::u8, {cpu::library_packed_bytes(ctx, p.in, p.k, p.n)});
+      cpu::library_pack(ctx, p.in, p.k, p.n, b_transposed, b.data, operand.data);
     }
-    add(pass, packed ? "oneDNN, packed" : "oneDNN", [product, a, to, b](int turn) {
-      if (product) product->run(a(turn).data, b.data, to(turn).data);
-    });
+    add(pass, packed ? "oneDNN, packed" : "oneDNN",
+        [=, &ctx](int turn) { cpu::library_multiply(ctx, p, a(turn).data, operand.data, to(turn).data); });
   }
 };
 

@@ -195,16 +195,11 @@ void grouped_linear_backward_weight(Context& ctx, Tensor dw, const Tensor& dy, c
             const int64_t height = tiles[j + 1] - tiles[j], width = std::min(S, columns - s * S);
             const A* const strip = b + s * S * units;
             A* tc = to + tiles[j] * K + s * S;
-            if (width == S && !(past_caches && E::kSumsApart)) {
+            if (width == S) {
               E::Columns::multiply(a, units, tiles, j, strip, tc, K, add, past_caches);
               continue;
             }
             E::Columns::multiply(a, units, tiles, j, strip, edge, S, false);
-            if constexpr (E::kSumsApart)
-              if (width == S) {
-                E::stream(tc, K, edge, height);
-                continue;
-              }
             for (int64_t h = 0; h < height; ++h)
               for (int64_t c = 0; c < width; ++c)
                 tc[h * K + c] = add ? tc[h * K + c] + edge[h * S + c] : edge[h * S + c];

@@ -30,8 +30,6 @@ struct ColumnTiles {
 
 template <class T>
 struct Singles {
-  /// Whether what is not to be kept in the caches is summed elsewhere first, and then copied by stream().
-  static constexpr bool kSumsApart = false;
   using Storage = T;
   using A = accumulate_t<T>;
   static constexpr int64_t kUnit = 1, kStripWidth = kStrip<A>;
@@ -84,7 +82,6 @@ struct PackedPairs {
 
 /// Pairs that vectors multiply. Unlike tiles they take dy as its rows lie, without a transposed copy.
 struct Pairs : PackedPairs<2> {
-  static constexpr bool kSumsApart = false;
   static Tiles tiles(int64_t rows) { return {rows, Avx512Bf16Unit::kMostRows, 1}; }
   static void begin() {}
   static void end() { Avx512Bf16Unit::end(); }
@@ -108,12 +105,8 @@ struct Pairs : PackedPairs<2> {
 template <class Unit>
 struct TilePairs : PackedPairs<kUnitDepth> {
   static Tiles tiles(int64_t rows) { return {rows, kUnitRows, kUnitRows}; }
-  static constexpr bool kSumsApart = true;
   static void begin() { Unit::begin(); }
   static void end() { Unit::end(); }
-  static void stream(float* c, int64_t ldc, const float* sums, int64_t rows) {
-    Unit::stream(c, ldc, sums, rows);
-  }
   template <int AI, int AK>
   static void tile(int64_t rows, int64_t units, const float* a, const float* b, float* c, int64_t ldc,
                    bool add) {
@@ -128,8 +121,13 @@ struct TilePairs : PackedPairs<kUnitDepth> {
       pack_pair_columns(to, kRowStride, depth, units, columns, row);
     }
     static void multiply(const float* packed, int64_t units, const Tiles& tiles, int64_t j, const float* b,
-                         float* c, int64_t ldc, bool add, bool /*past_caches*/ = false) {
-      tile<kRowStride, 1>(tiles[j + 1] - tiles[j], units, packed + tiles[j] * kRowStride, b, c, ldc, add);
+                         float* c, int64_t ldc, bool add, bool past_caches = false) {
+      const int64_t rows = tiles[j + 1] - tiles[j];
+      const float* const a = packed + tiles[j] * kRowStride;
+      if (!past_caches) return tile<kRowStride, 1>(rows, units, a, b, c, ldc, add);
+      alignas(64) float sums[kUnitRows * kUnitColumns];  // a unit's own stores are kept in the caches
+      tile<kRowStride, 1>(rows, units, a, b, sums, kUnitColumns, false);
+      stream_rows(c, ldc, sums, rows);
     }
   };
 };

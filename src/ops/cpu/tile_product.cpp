@@ -122,7 +122,7 @@ class UnitProduct {
         packed_row_(packed_row<Unit>(padded_depth)),
         depths_(padded_depth, Unit::kDepthBlock, kUnitDepth),
         tiles_(rows.count, kUnitRows, kUnitRows),
-        past_caches_(past_caches && (depths_.parts == 1 || !Unit::kTakesStrips)) {
+        past_caches_(past_caches && (depths_.parts == 1 || kStreamsSums)) {
     if (rows_.transposed)
       pack_columns();
     else if (rows_.depth % kUnitDepth != 0)
@@ -140,6 +140,9 @@ class UnitProduct {
   }
 
  private:
+  /// Whether what goes past the caches is summed elsewhere, since the unit's own stores are kept in them.
+  static constexpr bool kStreamsSums = !Unit::kTakesStrips;
+
   struct Strip {
     int64_t index, place, columns;  // place: among those computed together
   };
@@ -166,9 +169,9 @@ class UnitProduct {
     float* const sums =
         blocks_.sums + (depths_.parts > 1 ? (strip.place * rows_.count + tiles_[t]) * kUnitColumns : 0);
     if constexpr (std::is_same_v<Out, float>) {
-      if (columns == kUnitColumns && past_caches_ && !Unit::kTakesStrips) {
+      if (columns == kUnitColumns && past_caches_ && kStreamsSums) {
         sum(i, t, b, sums, kUnitColumns, i > 0);
-        if (last) Unit::stream(c, ldc, sums, rows);
+        if (last) stream_rows(c, ldc, sums, rows);
         return;
       }
       if (columns == kUnitColumns) return sum(i, t, b, c, ldc, add || i > 0, past_caches_);

@@ -11,6 +11,13 @@ namespace {
 constexpr int64_t kUnitRows = 32, kUnitColumns = 32, kUnitDepth = 32;
 static_assert(kUnitColumns == kPairStrip);
 
+/// c (rows, 32) = sums, past the caches; rows of c begin with their lines. A unit's end() is the fence.
+inline void stream_rows(float* c, int64_t ldc, const float* sums, int64_t rows) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t i = 0; i < kUnitColumns; i += Simd<float>::kWidth)
+      store_past_caches(c + r * ldc + i, load_vec(sums + r * kUnitColumns + i));
+}
+
 struct EmulatedUnit {
   /// Whether rows of a may lie in a strip of pairs.
   static constexpr bool kTakesStrips = false;
@@ -41,11 +48,6 @@ struct EmulatedUnit {
         bf16& to = y[r * ldy + i];
         to = bf16(flushed(add ? c[r * kUnitColumns + i] + static_cast<float>(to) : c[r * kUnitColumns + i]));
       }
-  }
-
-  /// c (rows, 32) = sums. Where its rows begin with lines of the caches, these are not read first, nor kept.
-  static void stream(float* c, int64_t ldc, const float* sums, int64_t rows) {
-    for (int64_t r = 0; r < rows; ++r) std::copy_n(sums + r * kUnitColumns, kUnitColumns, c + r * ldc);
   }
 
   /// Pairs of rows of sums, rounded: to[strip][u][column] = (s[2u][column], s[2u + 1][column]), zero beyond
@@ -117,14 +119,6 @@ struct VectorRounding {
         _mm512_stream_si512(reinterpret_cast<__m512i*>(y), rounded);
       else
         _mm512_mask_storeu_epi16(y, mask, rounded);
-    }
-  }
-
-  [[gnu::noinline]] SLUICE_TARGET_BF16 static void stream(float* c, int64_t ldc, const float* sums,
-                                                          int64_t rows) {
-    for (int64_t r = 0; r < rows; ++r, sums += kUnitColumns, c += ldc) {
-      _mm512_stream_ps(c, _mm512_loadu_ps(sums));
-      _mm512_stream_ps(c + 16, _mm512_loadu_ps(sums + 16));
     }
   }
 
