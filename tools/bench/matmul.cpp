@@ -6,6 +6,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <limits>
@@ -103,12 +104,36 @@ nlohmann::json race_algorithms(const RaceOptions& options, const Make& make) {
   return rows;
 }
 
+/// Of a tensor that each turn takes another copy of.
+class Copies {
+ public:
+  explicit Copies(std::vector<Tensor> tensors) : tensors_(std::move(tensors)) {}
+  const Tensor& operator()(int turn) const { return tensors_[static_cast<size_t>(turn) % tensors_.size()]; }
+
+ private:
+  std::vector<Tensor> tensors_;
+};
+
 /// Candidates for the three products of a layer, by Sluice, and by oneDNN with a weight as it lies and
-/// packed.
+/// packed. As in a step of training, where one layer follows the other, a turn finds nothing of what it reads
+/// or writes in the caches of its cores.
 struct CpuRace {
   Inputs& in;
   const Shape& shape;
   std::vector<Candidate> candidates = {};
+
+  /// How many copies there are of each operand and result.
+  int64_t copies() const {
+    constexpr int64_t kBytes = 64 << 20, kMost = 64;
+    return std::clamp<int64_t>(kBytes / (2 * (shape.rows * (shape.out + shape.in) + shape.out * shape.in)), 2,
+                               kMost);
+  }
+  template <class Make>
+  Copies copied(Make&& make) const {
+    std::vector<Tensor> tensors;
+    for (int64_t i = 0; i < copies(); ++i) tensors.push_back(make(i));
+    return Copies(std::move(tensors));
+  }
 
   void add(const char* pass, const char* library, std::function<void(int)> run) {
     const double flops = 2.0 * static_cast<double>(shape.rows) * static_cast<double>(shape.out) *
@@ -123,18 +148,18 @@ struct CpuRace {
                            {"library", library}}});
   }
 
-  /// a, to: the operand and the result of a turn.
-  void add_peer(const char* pass, cpu::Product p, const Tensor& b, bool b_transposed,
-                const std::function<Tensor(int)>& a, const std::function<Tensor(int)>& to) {
+  void add_peer(const char* pass, cpu::Product p, const Copies& b, bool b_transposed, const Copies& a,
+                const Copies& to) {
     Context& ctx = in.ctx;
-    Tensor operand = b;
     const bool packed = p.b == cpu::Product::Layout::packed;
-    if (packed) {
-      operand = in.zeros(DType::u8, {cpu::library_packed_bytes(ctx, p.in, p.k, p.n)});
-      cpu::library_pack(ctx, p.in, p.k, p.n, b_transposed, b.data, operand.data);
-    }
-    add(pass, packed ? "oneDNN, packed" : "oneDNN",
-        [=, &ctx](int turn) { cpu::library_multiply(ctx, p, a(turn).data, operand.data, to(turn).data); });
+    const Copies operand = !packed ? b : copied([&](int64_t i) {
+      const Tensor t = in.zeros(DType::u8, {cpu::library_packed_bytes(ctx, p.in, p.k, p.n)});
+      cpu::library_pack(ctx, p.in, p.k, p.n, b_transposed, b(static_cast<int>(i)).data, t.data);
+      return t;
+    });
+    add(pass, packed ? "oneDNN, packed" : "oneDNN", [=, &ctx](int turn) {
+      cpu::library_multiply(ctx, p, a(turn).data, operand(turn).data, to(turn).data);
+    });
   }
 };
 
@@ -143,31 +168,38 @@ std::vector<Candidate> cpu_products(Inputs& in, const Shape& s) {
   constexpr DType kType = DType::bf16;
   CpuRace race{in, s};
   Context& ctx = in.ctx;
-  LinearWeight w;
-  w.value = in.normal(kType, {s.out, s.in}, 0.02);
   const LinearPackedBytes bytes = linear_packed_bytes(ctx, kType, s.out, s.in, s.rows);
-  w.packed = in.zeros(DType::u8, {bytes.forward});
-  w.packed_transposed = in.zeros(DType::u8, {bytes.transposed});
-  linear_pack(ctx, w);
-  std::array<Tensor, 2> inputs, outputs;
-  for (Tensor& t : inputs) t = in.normal(kType, {s.rows, s.in});
-  for (Tensor& t : outputs) t = in.normal(kType, {s.rows, s.out});
-  const Tensor dw = in.zeros(DType::f32, {s.out, s.in});
-  const auto x = [=](int turn) { return inputs[static_cast<size_t>(turn % 2)]; };
-  const auto y = [=](int turn) { return outputs[static_cast<size_t>(turn % 2)]; };
+  std::vector<LinearWeight> weights(static_cast<size_t>(race.copies()));
+  for (LinearWeight& w : weights) {
+    w.value = in.normal(kType, {s.out, s.in}, 0.02);
+    w.packed = in.zeros(DType::u8, {bytes.forward});
+    w.packed_transposed = in.zeros(DType::u8, {bytes.transposed});
+    linear_pack(ctx, w);
+  }
+  const auto w = [=](int turn) { return weights[static_cast<size_t>(turn) % weights.size()]; };
+  const Copies values = race.copied([&](int64_t i) { return weights[static_cast<size_t>(i)].value; }),
+               x = race.copied([&](int64_t) {
+                 return in.normal(kType, {s.rows, s.in});
+               }),
+               y = race.copied([&](int64_t) {
+                 return in.normal(kType, {s.rows, s.out});
+               }),
+               dw = race.copied([&](int64_t) {
+                 return in.zeros(DType::f32, {s.out, s.in});
+               });
 
   const char* pass = "forward";
-  race.add(pass, "own", [=, &ctx](int i) { linear_forward(ctx, y(i), x(i), w); });
+  race.add(pass, "own", [=, &ctx](int i) { linear_forward(ctx, y(i), x(i), w(i)); });
   for (const Layout b : {Layout::transposed, Layout::packed})
-    race.add_peer(pass, {kType, kType, s.rows, s.out, s.in, false, b}, w.value, true, x, y);
+    race.add_peer(pass, {kType, kType, s.rows, s.out, s.in, false, b}, values, true, x, y);
   pass = "backward to input";
-  race.add(pass, "own", [=, &ctx](int i) { linear_backward_input(ctx, x(i), y(i), w, Into::overwrite); });
+  race.add(pass, "own", [=, &ctx](int i) { linear_backward_input(ctx, x(i), y(i), w(i), Into::overwrite); });
   for (const Layout b : {Layout::plain, Layout::packed})
-    race.add_peer(pass, {kType, kType, s.rows, s.in, s.out, false, b}, w.value, false, y, x);
+    race.add_peer(pass, {kType, kType, s.rows, s.in, s.out, false, b}, values, false, y, x);
   pass = "backward to weight";
-  race.add(pass, "own", [=, &ctx](int i) { linear_backward_weight(ctx, dw, y(i), x(i), Into::overwrite); });
-  race.add_peer(pass, {kType, DType::f32, s.out, s.in, s.rows, true, Layout::plain}, inputs[0], false, y,
-                [=](int) { return dw; });
+  race.add(pass, "own",
+           [=, &ctx](int i) { linear_backward_weight(ctx, dw(i), y(i), x(i), Into::overwrite); });
+  race.add_peer(pass, {kType, DType::f32, s.out, s.in, s.rows, true, Layout::plain}, x, false, y, dw);
   return race.candidates;
 }
 
