@@ -10,7 +10,7 @@ constexpr int64_t kChunk = 65536;
 }
 
 TEST_CASE("reductions equal their formulas, over types and threads, across chunks", "[reduce]") {
-  for (const int64_t n : {int64_t{1}, int64_t{77}, kChunk, 3 * kChunk + 17}) {
+  for (const int64_t n : {int64_t{1}, int64_t{77}, kChunk, 3 * kChunk + 17, 9 * kChunk + 17}) {
     INFO(n);
     check_op([&](Pool& pool, Context& ctx, DType type) {
       const Tensor x = exact_normal(pool, type, {n}), results = pool.zeros(DType::f64, {3});
@@ -32,6 +32,27 @@ TEST_CASE("reductions equal their formulas, over types and threads, across chunk
       CHECK(r[2] == largest);
       return std::vector{results};
     });
+  }
+}
+
+TEST_CASE("a chunk's squares have the same sum alone as beside others", "[reduce]") {
+  Context ctx(kTestScratch);
+  for (const DType type : kFloatingTypes) {
+    INFO(dtype_name(type));
+    Pool pool;
+    const int64_t chunks = 10;
+    const Tensor x = pool.normal(type, {chunks * kChunk});
+    double whole, in_order = 0;
+    {
+      const Threads scope(1);
+      sum_of_squares(ctx, scalar(whole), x);
+    }
+    for (int64_t k = 0; k < chunks; ++k) {
+      double one;
+      sum_of_squares(ctx, scalar(one), x.rows(k * kChunk, kChunk));
+      in_order += one;
+    }
+    CHECK(whole == in_order);
   }
 }
 

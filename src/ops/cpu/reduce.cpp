@@ -15,7 +15,9 @@
 
 constexpr int64_t kChunk = 65536;
 
-/// partials[k] = chunk_result(T*, count) of chunk k; then their combination with result's start, in order.
+/// partials[k] = chunk_result(T*, count) of chunk k, or those of four whole chunks at once by
+/// chunk_result.four(T*, partials), if it has that; then their combination with result's start, in order.
+/// Which chunks are computed together does not depend on the threads.
 template <class ChunkResult, class Combine>
 void reduce_chunks(Context& ctx, const Tensor& result, const Tensor& x, Into into, ChunkResult&& chunk_result,
                    Combine&& combine) {
@@ -26,9 +28,18 @@ void reduce_chunks(Context& ctx, const Tensor& result, const Tensor& x, Into int
   double* partial = partials.as<double>();
   with_storage_type(x.dtype, [&](auto tag) {
     using T = decltype(tag);
-    parallel_for(chunks, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t k = begin; k < end; ++k)
-        partial[k] = chunk_result(x.as<T>() + k * kChunk, std::min(kChunk, n - k * kChunk));
+    constexpr bool kHasFour = requires(const T* p) { chunk_result.four(p, partial); };
+    constexpr int64_t kTogether = kHasFour ? 4 : 1;
+    parallel_for((chunks + kTogether - 1) / kTogether, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t first = begin * kTogether; first < end * kTogether; first += kTogether) {
+        if constexpr (kHasFour)
+          if ((first + kTogether) * kChunk <= n) {
+            chunk_result.four(x.as<T>() + first * kChunk, partial + first);
+            continue;
+          }
+        for (int64_t k = first; k < std::min(chunks, first + kTogether); ++k)
+          partial[k] = chunk_result(x.as<T>() + k * kChunk, std::min(kChunk, n - k * kChunk));
+      }
     });
   });
   double total = 0;
@@ -49,19 +60,42 @@ inline void add_to_square_bins(double* bins, double s) {
   }
 }
 
-void sum_of_squares(Context& ctx, Tensor result, const Tensor& x) {
-  reduce_chunks(
-      ctx, result, x, Into::overwrite,
-      [](const auto* p, int64_t n) {
-        double s = 0;
+namespace {
+
+struct Squares {
+  template <class T>
+  double operator()(const T* p, int64_t n) const {
+    double s = 0;
 #pragma omp simd reduction(+ : s)
-        for (int64_t i = 0; i < n; ++i) {
-          const double v = load(p + i);
-          s += v * v;
-        }
-        return s;
-      },
-      [](double a, double b) { return a + b; });
+    for (int64_t i = 0; i < n; ++i) {
+      const double v = load(p + i);
+      s += v * v;
+    }
+    return s;
+  }
+
+  /// The same bits for each of four chunks. Memory delivers four streams faster than one, and no sum waits
+  /// for the one before.
+  template <class T>
+  void four(const T* p, double* sums) const {
+    double s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+#pragma omp simd reduction(+ : s0, s1, s2, s3)
+    for (int64_t i = 0; i < kChunk; ++i) {
+      const double v0 = load(p + i), v1 = load(p + kChunk + i), v2 = load(p + 2 * kChunk + i),
+                   v3 = load(p + 3 * kChunk + i);
+      s0 += v0 * v0;
+      s1 += v1 * v1;
+      s2 += v2 * v2;
+      s3 += v3 * v3;
+    }
+    sums[0] = s0, sums[1] = s1, sums[2] = s2, sums[3] = s3;
+  }
+};
+
+}  // namespace
+
+void sum_of_squares(Context& ctx, Tensor result, const Tensor& x) {
+  reduce_chunks(ctx, result, x, Into::overwrite, Squares{}, [](double a, double b) { return a + b; });
 }
 
 void add_squares(Context& ctx, Tensor bins, const Tensor& x) {
