@@ -48,19 +48,26 @@ void reduce_chunks(Context& ctx, const Tensor& result, const Tensor& x, Into int
   out = into == Into::add ? out + total : total;
 }
 
-/// s >= 0, cut into multiples of 2^40, 2^17, ...: adding and subtracting 1.5 x 2^(52 + e) rounds to a
-/// multiple of 2^e.
-inline void add_to_square_bins(double* bins, double s) {
-  if (!(s < 0x1p63)) s = std::numeric_limits<double>::infinity();
+namespace {
+
+/// Sums of blocks that are added to the bins together, in vectors; sums in bins are exact, in any order.
+constexpr int64_t kBlocksTogether = 64;
+
+/// The sums s >= 0, cut into multiples of 2^40, 2^17, ...: adding and subtracting 1.5 x 2^(52 + e) rounds to
+/// a multiple of 2^e. Overwrites s.
+void add_to_square_bins(double* bins, double* s) {
   double magic = 0x1.8p92;
   for (int64_t k = 0; k < kSquareBins; ++k, magic *= 0x1p-23) {
-    const double part = (s + magic) - magic;
-    bins[k] += part;
-    s -= part;
+    double bin = 0;
+#pragma omp simd reduction(+ : bin)
+    for (int64_t i = 0; i < kBlocksTogether; ++i) {
+      const double part = (s[i] + magic) - magic;
+      bin += part;
+      s[i] -= part;
+    }
+    bins[k] += bin;
   }
 }
-
-namespace {
 
 struct Squares {
   template <class T>
@@ -108,16 +115,13 @@ void add_squares(Context& ctx, Tensor bins, const Tensor& x) {
     const T* p = x.as<T>();
     parallel_for(blocks, 1024, [&](int64_t begin, int64_t end) {
       double mine[kSquareBins] = {};
-      for (int64_t b = begin; b < end; ++b) {
-        const T* q = p + b * kSquareBlock;
-        const int64_t count = std::min(kSquareBlock, n - b * kSquareBlock);
-        double s = 0;
-#pragma omp simd reduction(+ : s)
-        for (int64_t i = 0; i < count; ++i) {
-          const double v = load(q + i);
-          s += v * v;
+      for (int64_t first = begin; first < end; first += kBlocksTogether) {
+        alignas(64) double sums[kBlocksTogether] = {};
+        for (int64_t b = first; b < std::min(end, first + kBlocksTogether); ++b) {
+          const double s = Squares{}(p + b * kSquareBlock, std::min(kSquareBlock, n - b * kSquareBlock));
+          sums[b - first] = s < 0x1p63 ? s : std::numeric_limits<double>::infinity();
         }
-        add_to_square_bins(mine, s);
+        add_to_square_bins(mine, sums);
       }
       const std::scoped_lock lock(mutex);
       for (int64_t k = 0; k < kSquareBins; ++k) total[k] += mine[k];
