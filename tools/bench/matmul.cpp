@@ -10,6 +10,8 @@
 #include <array>
 #include <functional>
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "bench/bench.h"
 #include "ops/cross_entropy.h"
@@ -104,14 +106,15 @@ nlohmann::json race_algorithms(const RaceOptions& options, const Make& make) {
   return rows;
 }
 
-/// Of a tensor that each turn takes another copy of.
+/// Of an operand or a result, of which each turn takes another one.
+template <class T>
 class Copies {
  public:
-  explicit Copies(std::vector<Tensor> tensors) : tensors_(std::move(tensors)) {}
-  const Tensor& operator()(int turn) const { return tensors_[static_cast<size_t>(turn) % tensors_.size()]; }
+  explicit Copies(std::vector<T> copies) : copies_(std::move(copies)) {}
+  const T& operator()(int turn) const { return copies_[static_cast<size_t>(turn) % copies_.size()]; }
 
  private:
-  std::vector<Tensor> tensors_;
+  std::vector<T> copies_;
 };
 
 /// Candidates for the three products of a layer, by Sluice, and by oneDNN with a weight as it lies and
@@ -128,11 +131,12 @@ struct CpuRace {
     return std::clamp<int64_t>(kBytes / (2 * (shape.rows * (shape.out + shape.in) + shape.out * shape.in)), 2,
                                kMost);
   }
+  /// make(i): copy i.
   template <class Make>
-  Copies copied(Make&& make) const {
-    std::vector<Tensor> tensors;
-    for (int64_t i = 0; i < copies(); ++i) tensors.push_back(make(i));
-    return Copies(std::move(tensors));
+  auto copied(Make&& make) const {
+    std::vector<decltype(make(0))> all;
+    for (int i = 0; i < copies(); ++i) all.push_back(make(i));
+    return Copies(std::move(all));
   }
 
   void add(const char* pass, const char* library, std::function<void(int)> run) {
@@ -148,13 +152,13 @@ struct CpuRace {
                            {"library", library}}});
   }
 
-  void add_peer(const char* pass, cpu::Product p, const Copies& b, bool b_transposed, const Copies& a,
-                const Copies& to) {
+  void add_peer(const char* pass, cpu::Product p, const Copies<Tensor>& b, bool b_transposed,
+                const Copies<Tensor>& a, const Copies<Tensor>& to) {
     Context& ctx = in.ctx;
     const bool packed = p.b == cpu::Product::Layout::packed;
-    const Copies operand = !packed ? b : copied([&](int64_t i) {
+    const Copies<Tensor> operand = !packed ? b : copied([&](int i) {
       const Tensor t = in.zeros(DType::u8, {cpu::library_packed_bytes(ctx, p.in, p.k, p.n)});
-      cpu::library_pack(ctx, p.in, p.k, p.n, b_transposed, b(static_cast<int>(i)).data, t.data);
+      cpu::library_pack(ctx, p.in, p.k, p.n, b_transposed, b(i).data, t.data);
       return t;
     });
     add(pass, packed ? "oneDNN, packed" : "oneDNN", [=, &ctx](int turn) {
@@ -169,24 +173,21 @@ std::vector<Candidate> cpu_products(Inputs& in, const Shape& s) {
   CpuRace race{in, s};
   Context& ctx = in.ctx;
   const LinearPackedBytes bytes = linear_packed_bytes(ctx, kType, s.out, s.in, s.rows);
-  std::vector<LinearWeight> weights(static_cast<size_t>(race.copies()));
-  for (LinearWeight& w : weights) {
-    w.value = in.normal(kType, {s.out, s.in}, 0.02);
-    w.packed = in.zeros(DType::u8, {bytes.forward});
-    w.packed_transposed = in.zeros(DType::u8, {bytes.transposed});
-    linear_pack(ctx, w);
-  }
-  const auto w = [=](int turn) { return weights[static_cast<size_t>(turn) % weights.size()]; };
-  const Copies values = race.copied([&](int64_t i) { return weights[static_cast<size_t>(i)].value; }),
-               x = race.copied([&](int64_t) {
-                 return in.normal(kType, {s.rows, s.in});
-               }),
-               y = race.copied([&](int64_t) {
-                 return in.normal(kType, {s.rows, s.out});
-               }),
-               dw = race.copied([&](int64_t) {
-                 return in.zeros(DType::f32, {s.out, s.in});
-               });
+  const auto w = race.copied([&](int) {
+    LinearWeight one;
+    one.value = in.normal(kType, {s.out, s.in}, 0.02);
+    one.packed = in.zeros(DType::u8, {bytes.forward});
+    one.packed_transposed = in.zeros(DType::u8, {bytes.transposed});
+    linear_pack(ctx, one);
+    return one;
+  });
+  const auto normal = [&](int64_t columns) {
+    return race.copied([&](int) { return in.normal(kType, {s.rows, columns}); });
+  };
+  const auto x = normal(s.in), y = normal(s.out), values = race.copied([&](int i) { return w(i).value; }),
+             dw = race.copied([&](int) {
+               return in.zeros(DType::f32, {s.out, s.in});
+             });
 
   const char* pass = "forward";
   race.add(pass, "own", [=, &ctx](int i) { linear_forward(ctx, y(i), x(i), w(i)); });
